@@ -1,0 +1,168 @@
+"""Beam search with the length penalty of Wu et al. (2016), many sentences at a time (section 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aiayn.transformer import Transformer
+
+# S source tokens, packed; B sentences still searched; W alive hypotheses of each, best first; C candidates to go on
+# with, best first; V vocabulary; L most tokens of an output
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation: tokens without BOS and EOS, log probability (of EOS too, if finished), score it is ranked by."""
+
+    ids: list[int]
+    log_probability: float
+    score: float
+    finished: bool
+
+
+def penalty(length: Tensor | int, length_penalty: float) -> Tensor | float:
+    """Return ((5 + length) / 6) ** alpha, by which log probabilities are divided; the length counts EOS."""
+    return ((5 + length) / 6) ** length_penalty
+
+
+def best_reachable_score(log_probability: Tensor, limits: Tensor, length_penalty: float) -> Tensor:
+    """Return scores (B,) that no continuation exceeds: log probabilities only fall, no output is longer than (B,)."""
+    return log_probability / penalty(limits, length_penalty)
+
+
+def best_continuations(total: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the `count` best of total (B, W, V), or all if fewer: log probabilities, hypotheses and tokens (B, C)."""
+    # The best pairs lie in the columns with the best maxima; topk is slow on CPU, so it sees B * V, not B * W * V
+    tokens = total.amax(1).topk(min(count, total.shape[2])).indices
+    pairs = total.gather(2, tokens.unsqueeze(1).expand(-1, total.shape[1], -1)).flatten(1)
+    best, position = pairs.topk(min(count, pairs.shape[1]))
+    return best, position // tokens.shape[1], tokens.gather(1, position % tokens.shape[1])
+
+
+@torch.inference_mode()
+def beam_search(
+    model: Transformer,
+    source: Tensor,
+    source_offsets: Tensor,
+    *,
+    beam_size: int,
+    length_penalty: float,
+    max_extra: int,
+    bos: int,
+    eos: int,
+) -> list[Hypothesis]:
+    """Return the best hypothesis of each sentence of `source` (S,), in order; `source_offsets` is (B + 1,).
+
+    A sentence is left when nothing alive can beat its best finished hypothesis, so stopping early changes no result.
+    Where none has finished at the limit, the best alive one is returned.
+    """
+    assert not model.training, "dropout would be on: call model.eval()"
+    assert min(beam_size - 1, length_penalty, max_extra) >= 0, "alpha < 0, too, would make the early stop inexact"
+    # Paper: "input length + 50" (6.1) is silent about EOS: counted on both sides, as in the released code
+    limits = source_offsets.diff() + max_extra  # (B,)
+    longest = int(limits.max())
+    # Paper: silent; as in the released code 2W candidates, so that W go on even if W end, and greedy search for W = 1
+    num_candidates = 2 * beam_size if beam_size > 1 else 1
+
+    num_sentences, device = len(limits), source.device
+    cache = model.start(source, source_offsets)
+    sentence = torch.arange(num_sentences, device=device)  # (B,) of the call, as sentences leave
+    alive = torch.zeros(num_sentences, 1, device=device)  # (B, W) log probabilities
+    token = torch.full((num_sentences, 1), bos, device=device)  # (B, W) the last one of each
+    alive_ids = torch.full((num_sentences, 1, longest), eos, device=device)  # (B, W, L) EOS wherever nothing stands yet
+    # Only the best finished hypothesis matters: finished ones never take an alive one's place
+    best = torch.full((num_sentences,), -torch.inf, device=device)  # (B,) log probability
+    best_score = best.clone()  # (B,)
+    best_ids = alive_ids[:, 0]  # (B, L)
+    result: dict[int, Hypothesis] = {}
+
+    for length in range(1, longest + 1):
+        logits = model.step(token, cache)
+        # Paper: silent; as in the released code no token is forbidden
+        log_probability = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))  # (B, W, V)
+        candidates, parent, token = best_continuations(log_probability.add_(alive.unsqueeze(-1)), num_candidates)
+        ended = token == eos
+        row = torch.arange(len(sentence), device=device)  # (B,)
+
+        finished, position = candidates.masked_fill(~ended, -torch.inf).max(1)  # (B,)
+        score = finished / penalty(length, length_penalty)
+        better = score > best_score
+        best_score, best = score.where(better, best_score), finished.where(better, best)
+        best_ids = alive_ids[row, parent[row, position]].where(better.unsqueeze(1), best_ids)
+
+        # Fewer than W go on only where too few candidates exist; the rest has log probability -inf and never returns
+        alive, position = candidates.masked_fill(ended, -torch.inf).topk(min(beam_size, candidates.shape[1]))
+        parent, token = parent.gather(1, position), token.gather(1, position)  # (B, W)
+        alive_ids = alive_ids[row.unsqueeze(1), parent]
+        alive_ids[..., length - 1] = token
+
+        leaves = (best_score >= best_reachable_score(alive[:, 0], limits, length_penalty)) | (limits == length)
+        if leaves.any():
+            unfinished = best_score[leaves].isneginf()
+            log_probability = alive[leaves, 0].where(unfinished, best[leaves])
+            score = (alive[leaves, 0] / penalty(length, length_penalty)).where(unfinished, best_score[leaves])
+            ids = alive_ids[leaves, 0].where(unfinished.unsqueeze(1), best_ids[leaves])
+            columns = (x.tolist() for x in (sentence[leaves], ids, log_probability, score, ~unfinished))
+            for number, tokens, *rest in zip(*columns, strict=True):
+                result[number] = Hypothesis(tokens[: [*tokens, eos].index(eos)], *rest)
+            if len(result) == num_sentences:
+                break
+            stays = (~leaves).nonzero().squeeze(1)
+            cache.keep(stays)
+            limits, sentence, best, best_score, best_ids, alive, alive_ids, parent, token = (
+                x[stays] for x in (limits, sentence, best, best_score, best_ids, alive, alive_ids, parent, token)
+            )
+        cache.reorder(parent)
+    return [result[number] for number in range(num_sentences)]
+
+
+def translate_ids(
+    model: Transformer,
+    sources: Sequence[np.ndarray],
+    *,
+    tokens_per_batch: int,
+    beam_size: int,
+    length_penalty: float,
+    max_extra: int,
+    bos: int,
+    eos: int,
+    progress: Callable[[int], None] | None = None,
+) -> list[Hypothesis]:
+    """Return the best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
+
+    Sentences of similar length are searched together, longest first. `tokens_per_batch` bounds source tokens times
+    beam size, but a batch has at least one sentence. `progress` is told how many more sentences are done.
+    """
+    hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
+    lengths = np.array([len(source) for source in sources], dtype=np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    position, end = 0, int(np.count_nonzero(lengths))
+    if progress is not None and end < len(sources):
+        progress(len(sources) - end)
+    device = next(model.parameters()).device
+    while position < end:
+        longest = int(lengths[order[position]]) + 1
+        batch = order[position : min(end, position + max(1, tokens_per_batch // (longest * beam_size)))]
+        packed = np.concatenate([part for number in batch for part in (sources[number], [eos])])
+        offsets = np.concatenate([[0], np.cumsum(lengths[batch] + 1)])
+        found = beam_search(
+            model,
+            torch.from_numpy(packed).to(device),
+            torch.from_numpy(offsets).to(device),
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            max_extra=max_extra,
+            bos=bos,
+            eos=eos,
+        )
+        for number, hypothesis in zip(batch.tolist(), found, strict=True):
+            hypotheses[number] = hypothesis
+        position += len(batch)
+        if progress is not None:
+            progress(len(batch))
+    return hypotheses

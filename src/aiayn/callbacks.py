@@ -1,0 +1,172 @@
+"""What happens beside the updates: their record, the dev perplexity, checkpoints, the progress bar, the stop flag."""
+
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from aiayn import checkpoint, storage
+from aiayn.lightning_data import Update
+
+FLUSH_SECONDS = 2.0
+LOG_SECONDS = 15.0
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; it saved a checkpoint first."""
+
+
+class Record(pl.Callback):
+    """Writes `metrics.jsonl`: each update once, in order. Tensors wait unread for a flush, so that no step waits."""
+
+    def __init__(self, path: Path, start: int, view: Callable[[dict[str, Any]], None], *, writes: bool) -> None:
+        self.path, self.view, self.writes = path, view, writes
+        kept = [line for line in storage.read_lines(path) if json.loads(line)["step"] <= start]
+        if writes:
+            storage.write_text(path, "".join(line + "\n" for line in kept))
+        rows = [json.loads(line) for line in kept]
+        self.seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
+        self.source_tokens = sum(row.get("source_tokens", 0) for row in rows)
+        self.target_tokens = sum(row.get("target_tokens", 0) for row in rows)
+        self.waiting: list[dict[str, Any]] = []
+        self.resumed = self.flushed = time.perf_counter()
+        self.before = self.seconds
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Starts the clock."""
+        self.resumed = self.flushed = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
+    ) -> None:
+        """Keeps the row of this update."""
+        now = time.perf_counter()
+        self.seconds = self.before + now - self.resumed
+        self.source_tokens += batch.source_tokens
+        self.target_tokens += batch.target_tokens
+        self.waiting.append(
+            {
+                "step": batch.number + 1,
+                "train/loss": (outputs["loss"], batch.target_tokens),
+                "train/nats": (outputs["nats"], batch.target_tokens),
+                "train/gradient_norm": (outputs["gradient_norm"], 1),
+                "train/learning_rate": outputs["learning_rate"],
+                "source_tokens": batch.source_tokens,
+                "target_tokens": batch.target_tokens,
+                "seconds": round(self.seconds, 3),
+            }
+        )
+        if now - self.flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keeps a row of another kind, such as a dev measurement."""
+        self.waiting.append(row)
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes the rows that wait; only rank 0 does."""
+        if self.writes:
+            for row in self.waiting:
+                plain = {k: float(v[0]) / v[1] if isinstance(v, tuple) else v for k, v in row.items()}
+                storage.append_line(self.path, json.dumps(plain))
+                self.view(plain)
+        self.waiting.clear()
+        self.flushed = time.perf_counter()
+
+
+class Dev(pl.Callback):
+    """Measures the dev perplexity every so many updates, and at the end."""
+
+    def __init__(self, record: Record, measure: Callable[[], tuple[float, int]], every: int, last: int) -> None:
+        self.record, self.measure, self.every, self.last = record, measure, every, last
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
+    ) -> None:
+        """Rank 0 measures; the others meet it at the next update."""
+        step = batch.number + 1
+        if trainer.is_global_zero and (step % self.every == 0 or step == self.last):
+            nats, tokens = self.measure()
+            self.record.add({"step": step, "dev/nats": nats / tokens, "dev/ppl": math.exp(nats / tokens)})
+
+
+class Save(pl.Callback):
+    """Saves a checkpoint every so many updates, at the end, and when a signal asks the run to stop."""
+
+    def __init__(self, record: Record, folder: Path, every: int, keep: int, last: int) -> None:
+        self.record, self.folder, self.every, self.keep, self.last = record, folder, every, keep, last
+        self.asked_to_stop = ""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.asked_to_stop = signal.Signals(number).name
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
+    ) -> None:
+        """Saves after the record is on the disk, so that the record is never behind the checkpoint."""
+        step = batch.number + 1
+        stop = bool(self.asked_to_stop)
+        if trainer.world_size > 1:
+            stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
+        if step % self.every and step != self.last and not stop:
+            return
+        self.record.flush()
+        trainer.save_checkpoint(checkpoint.path_of(self.folder, step))
+        if trainer.is_global_zero:
+            checkpoint.rotate(self.folder, self.keep)
+        if stop and step != self.last:
+            raise Interrupted(
+                f"stopped by {self.asked_to_stop or 'another rank'} after update {step}; resume: repeat the command"
+            )
+
+
+class Bar(pl.Callback):
+    """A progress bar with tokens a second and the time left on a terminal; a line now and then in a log."""
+
+    def __init__(self, record: Record, name: str, start: int, last: int) -> None:
+        self.record, self.name, self.start, self.last = record, name, start, last
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            disable=not sys.stdout.isatty(),
+        )
+        self.task = self.progress.add_task(name, total=last, completed=start, speed="")
+        self.logged = time.perf_counter()
+        self.tokens = 0
+        self.began = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Shows the bar on rank 0."""
+        self.began = time.perf_counter()
+        if trainer.is_global_zero:
+            self.progress.start()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
+    ) -> None:
+        """Moves it on, without reading anything from the device."""
+        self.tokens += batch.target_tokens
+        now = time.perf_counter()
+        speed = f"{self.tokens / (now - self.began):,.0f} target tokens/s"
+        self.progress.update(self.task, completed=batch.number + 1, speed=speed)
+        if self.progress.disable and trainer.is_global_zero and now - self.logged > LOG_SECONDS:
+            self.logged = now
+            left = (now - self.began) / (batch.number + 1 - self.start) * (self.last - batch.number - 1)
+            print(f"{self.name}: update {batch.number + 1} of {self.last}, {speed}, {left:.0f} s left", flush=True)
+
+    def teardown(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        """Leaves the terminal as it was, whatever happened."""
+        self.progress.stop()

@@ -1,0 +1,185 @@
+"""The command line: which command, its manual, and Hydra for the rest. Only a command that needs torch imports it."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from aiayn import config
+
+COMMANDS = {
+    "prepare": "download, verify, clean, cut and encode a corpus",
+    "train": "train a row, or a sweep of rows with -m, and evaluate it",
+    "evaluate": "perplexity, bits per character and BLEU of a trained row",
+    "translate": "standard input to standard output, n lines in, n lines out",
+    "table": "Table 3, paper and ours, from what is trained",
+}
+EXAMPLES = {
+    "prepare": [
+        ("aiayn prepare", "the embedded corpus"),
+        (
+            "aiayn prepare data=files data.name=mine data.train_source=train.en data.train_target=train.de.gz ...",
+            "your own parallel text",
+        ),
+    ],
+    "train": [
+        ("aiayn train", "the base row at scale=mini"),
+        ("aiayn train experiment=a_h1 seed=2", "one attention head, another seed"),
+        ("aiayn train experiment=base scale=small hardware.threads=2", "larger, on two cores"),
+        ("aiayn train model.dropout=0.3", "your own variation: its folder gets a hash of the difference"),
+        ("aiayn train -m 'experiment=glob(*)' seed=1,2,3", "every row, three seeds, side by side"),
+        ("aiayn train -cn table3", "the same rows from sweeps/table3.yaml"),
+    ],
+    "evaluate": [
+        ("aiayn evaluate experiment=a_h1", "on the dev set"),
+        ("aiayn evaluate experiment=base split=test average=5", "the mean of the last five checkpoints, as in Table 2"),
+    ],
+    "translate": [("aiayn translate experiment=base < in.txt > out.txt", "with the run in runs/tiny-mini/base/seed1")],
+    "table": [
+        ("aiayn table", "in the terminal"),
+        ("aiayn table format=md scale=smoke > table.md", "as Markdown (or csv, latex), another scale"),
+    ],
+}
+EXIT_CODES = (
+    "0 done, 1 failed, 2 wrong configuration or usage, 3 non-finite, 4 bad data, 5 storage,"
+    " 75 interrupted: repeat to resume"
+)
+
+
+def main() -> None:
+    """Runs the command that `sys.argv` names and exits with its code."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(manual())
+        sys.exit(0 if arguments else 2)
+    command, *rest = arguments
+    if command not in COMMANDS:
+        fail(f"{command!r} is no command: one of {', '.join(COMMANDS)}; `aiayn --help` explains them")
+    if "-h" in rest or "--help" in rest:
+        print(manual_of(command))
+        sys.exit(0)
+    config.register()
+    # Hydra looks for plugins in packages named hydra_plugins on this path, and nowhere else.
+    sys.path.append(str(Path(__file__).with_name("plugins")))
+    # Hydra prints its own errors over many lines and exits with 1, unless it is told not to catch them.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv = [f"aiayn {command}", *rest]
+    start = hydra.main(version_base="1.3", config_path="pkg://aiayn.conf", config_name="config")
+    with one_line_errors():
+        start(task(command))()
+
+
+def task(command: str) -> Callable[[DictConfig], None]:
+    """What Hydra calls with the composed configuration."""
+
+    def run(composed: DictConfig) -> None:
+        with one_line_errors():  # Hydra prints the overrides above an error that comes through it
+            converted = config.convert(composed)
+            if command == "train":
+                from aiayn import jobs
+
+                sys.exit(jobs.run_here(converted))
+            import_module(f"aiayn.{command}").main(converted)
+
+    return run
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turns an error that a user can cause into one line and an exit code; any other goes on as it is."""
+    try:
+        yield
+    except Exception as error:
+        code, line = explained(error)
+        fail(line, code)
+
+
+def explained(error: Exception) -> tuple[int, str]:
+    """The exit code and the line for an error that a user can cause; any other error goes on as it is."""
+    from aiayn.corpus import DataError
+    from aiayn.storage import StorageError
+
+    if isinstance(error, config.ConfigError):
+        return 2, str(error)
+    if isinstance(error, DataError):
+        return 4, str(error)
+    if isinstance(error, StorageError):
+        return 5, str(error)
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        unknown = re.search(r"Could not override '([^']+)'", str(error))
+        if unknown:
+            return 2, f"{unknown[1]} is not a key of the configuration: {config.nearest(unknown[1])}"
+        choice = re.search(r"Could not find '([^/']+)/([^']*)'", str(error))
+        if choice:
+            offered = re.findall(r"^\t(\S+)$", str(error).partition("Config search path")[0], re.MULTILINE)
+            return 2, f"{choice[1]}={choice[2]}: must be one of {', '.join(offered)}"
+        return 2, " ".join(str(error).split())
+    raise error
+
+
+def fail(line: str, code: int = 2) -> None:
+    """Says in one line what is wrong and exits."""
+    print(f"aiayn: {line}", file=sys.stderr)
+    sys.exit(code)
+
+
+def manual() -> str:
+    """The manual of the whole."""
+    return "\n".join(
+        [
+            "aiayn: Table 3 of 'Attention Is All You Need', 20 rows, trained and compared with the paper cell by cell.",
+            "",
+            "  aiayn COMMAND [KEY=VALUE ...]        python -m aiayn is the same",
+            "",
+            "Commands (aiayn COMMAND --help explains one):",
+            *(f"  {name:10} {what}" for name, what in COMMANDS.items()),
+            "",
+            *common(),
+        ]
+    )
+
+
+def manual_of(command: str) -> str:
+    """The manual of one command."""
+    width = max(len(line) for line, _ in EXAMPLES[command])
+    return "\n".join(
+        [
+            f"aiayn {command}: {COMMANDS[command]}",
+            "",
+            f"  aiayn {command} [KEY=VALUE ...]",
+            "",
+            "Examples:",
+            *(f"  {line:{width}}  # {what}" for line, what in EXAMPLES[command]),
+            "",
+            *common(),
+        ]
+    )
+
+
+def common() -> list[str]:
+    """What holds for every command: rows, groups, keys, flags, exit codes."""
+    return [
+        "Rows of Table 3 (experiment=NAME):",
+        "  base",
+        *(
+            f"  {'  '.join(row for row in config.ROWS if row.startswith(group))}"
+            for group in ("a_", "b_", "c_", "d_", "e_")
+        ),
+        "  big",
+        "",
+        "Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|files|wmt14_en_de",
+        "Keys:   seed, model.*, training.*, decoding.*, data.*, wandb.mode=offline|online|disabled, output, ...",
+        "        in the paper's units: scale multiplies them afterwards",
+        "Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file",
+        "        (table3: all rows; seeds: base from three seeds)",
+        'Tab completion: eval "$(aiayn train -sc install=bash)"',
+        f"Exit codes: {EXIT_CODES}",
+    ]

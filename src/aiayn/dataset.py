@@ -1,0 +1,239 @@
+"""The encoded corpus on disk: token ids and offsets, memory-mapped, with a manifest that holds every file's SHA-256."""
+
+import hashlib
+import json
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from aiayn import storage
+from aiayn.corpus import DataError, Files, read_pairs
+from aiayn.tokenizer import EOS, UNK, Tokenizer, learn
+
+Split = Literal["train", "dev", "test"]
+Side = Literal["source", "target"]
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+SIDES: tuple[Side, ...] = ("source", "target")
+
+_SCHEMA = 1
+_PAIRS_AT_ONCE = 65_536
+_FILES = [
+    "tokenizer.model",
+    *(f"{split}.{side}.{part}.npy" for split in SPLITS for side in SIDES for part in ("ids", "offsets")),
+    *(f"{split}.{side}.txt" for split in SPLITS if split != "train" for side in SIDES),
+]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The token ids of one split: sentence n of a side is `ids[offsets[n]:offsets[n + 1]]` and ends with EOS."""
+
+    source_ids: npt.NDArray[np.integer]
+    source_offsets: npt.NDArray[np.int64]
+    target_ids: npt.NDArray[np.integer]
+    target_offsets: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.source_offsets) - 1
+
+    @cached_property
+    def source_lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each source sentence, its EOS included."""
+        return np.diff(self.source_offsets)
+
+    @cached_property
+    def target_lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each target sentence, its EOS included."""
+        return np.diff(self.target_offsets)
+
+
+class Dataset:
+    """A prepared corpus: its pairs, texts and tokenizer; `sha256` names its content, `manifest` tells its origin."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.sha256: str = manifest["sha256"]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Dataset":
+        """The corpus that `prepare` wrote to `folder`, every file checked; raises DataError naming what is damaged."""
+        try:
+            manifest = json.loads((folder / "manifest.json").read_bytes())
+            if manifest["schema"] != _SCHEMA:
+                raise DataError(f"{folder} was prepared by another version of this program: {_remedy(folder)}")
+            if manifest["sha256"] != _digest(manifest):
+                raise DataError(f"{folder / 'manifest.json'} is damaged: {_remedy(folder)}")
+            for name in _FILES:
+                if not (folder / name).is_file():
+                    raise DataError(f"{folder / name} is missing: {_remedy(folder)}")
+                expected, found = manifest["files"][name], _fingerprint(folder / name)
+                if found != expected:
+                    raise DataError(f"{folder / name} is damaged: {found}, not {expected}: {_remedy(folder)}")
+        except FileNotFoundError as error:
+            raise DataError(f"{folder} holds no prepared data: aiayn prepare data={folder.name}") from error
+        except OSError as error:
+            raise DataError(f"cannot read the prepared data in {folder}: {error}") from error
+        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise DataError(f"{folder / 'manifest.json'} is damaged or not ours: {_remedy(folder)}") from error
+        return cls(folder, manifest)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary that both sides share."""
+        return Tokenizer(self.folder / "tokenizer.model")
+
+    def pairs(self, split: Split) -> Pairs:
+        """The encoded sentence pairs of a split, memory-mapped."""
+        parts = (f"{split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets"))
+        return Pairs(*(np.load(self.folder / part, mmap_mode="r") for part in parts))
+
+    def texts(self, split: Literal["dev", "test"], side: Side) -> list[str]:
+        """The sentences of one side as they came, one for each pair."""
+        return (self.folder / f"{split}.{side}.txt").read_bytes().decode().split("\n")[:-1]
+
+
+def prepare(
+    folder: Path,
+    train: Files,
+    dev: Files,
+    test: Files,
+    vocab_size: int,
+    max_length: int,
+    progress: Callable[[str], None],
+) -> Dataset:
+    """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
+
+    Learns the tokenizer from the training text and drops training pairs with a side of more than `max_length` tokens,
+    EOS included; dev and test keep every line. One process works while others wait for it. Raises DataError when the
+    text is unfit, when `folder` was prepared from something else, or when it is damaged.
+    """
+    splits: dict[Split, Files] = {"train": train, "dev": dev, "test": test}
+    settings = {"vocab_size": vocab_size, "max_length": max_length, **_source_hashes(splits)}
+    if (folder / "manifest.json").exists():
+        return _prepared_before(folder, settings)
+    with storage.lock(folder / ".lock", wait=True):
+        if (folder / "manifest.json").exists():
+            return _prepared_before(folder, settings)
+        for leftover in folder.glob(".*.tmp"):  # of a killed process: we hold the lock, so nobody writes them
+            leftover.unlink()
+        progress(f"learning {vocab_size} pieces")
+        learn(partial(_training_lines, train), vocab_size, folder / "tokenizer.model")
+        tokenizer = Tokenizer(folder / "tokenizer.model")
+        counts = {
+            split: _encode(folder, split, files, tokenizer, max_length, progress) for split, files in splits.items()
+        }
+        for split in ("dev", "test"):
+            _save_texts(folder, split, splits[split])
+        files = {name: _fingerprint(folder / name) for name in _FILES}
+        manifest = {"schema": _SCHEMA, "settings": settings, "splits": counts, "files": files}
+        storage.write_json(folder / "manifest.json", {**manifest, "sha256": _digest(manifest)})
+    return Dataset.open(folder)
+
+
+def _source_hashes(splits: dict[Split, Files]) -> dict[str, str]:
+    try:
+        return {
+            f"{split}.{side}": storage.sha256(path)
+            for split, files in splits.items()
+            for side, path in (("source", files.source), ("target", files.target))
+        }
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
+    dataset = Dataset.open(folder)
+    before = dataset.manifest["settings"]
+    changed = [f"{key} was {before.get(key)}, is {new}" for key, new in settings.items() if before.get(key) != new]
+    if changed:
+        raise DataError(f"{folder} was prepared from something else ({'; '.join(changed)}): {_remedy(folder)}")
+    return dataset
+
+
+def _training_lines(train: Files) -> Iterator[str]:
+    empty = True
+    for pair in read_pairs(train, Counter()):
+        empty = False
+        yield from pair
+    if empty:
+        raise DataError(f"{train.source} and {train.target} hold no sentence pair to learn from")
+
+
+def _encode(
+    folder: Path, split: Split, files: Files, tokenizer: Tokenizer, max_length: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Writes the token ids of one split and returns its counts for the manifest."""
+    dropped = Counter({"empty": 0, "invalid UTF-8": 0, "too long": 0}) if split == "train" else None
+    lengths: dict[Side, list[npt.NDArray[np.int64]]] = {side: [np.zeros(1, np.int64)] for side in SIDES}
+    ids: dict[Side, list[npt.NDArray[np.integer]]] = {side: [] for side in SIDES}
+    kept = 0
+    pairs = read_pairs(files, dropped)
+    while chunk := list(islice(pairs, _PAIRS_AT_ONCE)):
+        encoded = list(zip(*(tokenizer.encode([pair[i] for pair in chunk]) for i in (0, 1)), strict=True))
+        if dropped is not None:
+            encoded = [pair for pair in encoded if max(map(len, pair)) < max_length]  # EOS is one token more
+            dropped["too long"] += len(chunk) - len(encoded)
+        for i, side in enumerate(SIDES):
+            packed, lengths_of_chunk = _packed([pair[i] for pair in encoded], tokenizer.vocab_size)
+            ids[side].append(packed)
+            lengths[side].append(lengths_of_chunk)
+        kept += len(encoded)
+        progress(f"{split}: {kept} pairs encoded")
+    if kept == 0:
+        raise DataError(f"{files.source} and {files.target} leave no sentence pair (data.max_length is {max_length})")
+    counts: dict[str, Any] = {
+        "lines": kept + (dropped.total() if dropped else 0),
+        "kept": kept,
+        "dropped": dict(dropped or {}),
+    }
+    for side in SIDES:
+        of_side = np.concatenate(ids[side])
+        _save(folder / f"{split}.{side}.ids.npy", of_side)
+        _save(folder / f"{split}.{side}.offsets.npy", np.cumsum(np.concatenate(lengths[side])))
+        counts |= {f"{side}_tokens": len(of_side), f"{side}_unknown": int((of_side == UNK).sum())}
+    return counts
+
+
+def _packed(
+    sentences: Sequence[npt.NDArray[np.int32]], vocab_size: int
+) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]:
+    """The tokens of all sentences in one array, each sentence closed by EOS, and the lengths with it."""
+    lengths = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1
+    packed = np.full(lengths.sum(), EOS, dtype=np.uint16 if vocab_size < 65_536 else np.int32)
+    is_text = np.ones(len(packed), dtype=bool)
+    is_text[np.cumsum(lengths) - 1] = False
+    packed[is_text] = np.concatenate([*sentences, np.zeros(0, np.int32)])
+    return packed, lengths
+
+
+def _save_texts(folder: Path, split: Split, files: Files) -> None:
+    for i, side in enumerate(SIDES):
+        lines = (pair[i] for pair in read_pairs(files, None))
+        storage.write_text(folder / f"{split}.{side}.txt", "".join(f"{line}\n" for line in lines))
+
+
+def _save(path: Path, array: npt.NDArray[Any]) -> None:
+    with storage.atomic(path) as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": storage.sha256(path)}
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _remedy(folder: Path) -> str:
+    return f"rm -r {shlex.quote(str(folder))} && aiayn prepare data={shlex.quote(folder.name)}"

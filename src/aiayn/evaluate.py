@@ -1,0 +1,111 @@
+"""`aiayn evaluate`: perplexity, bits per character and BLEU of a trained run on a split."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from aiayn import checkpoint, metrics, storage
+from aiayn.batching import evaluation_batches, gather
+from aiayn.beam_search import Hypothesis, translate_ids
+from aiayn.config import Config, ConfigError, Decoding, run_folder
+from aiayn.dataset import Dataset, Pairs
+from aiayn.loss import label_smoothed_cross_entropy
+from aiayn.prepare import prepare
+from aiayn.tokenizer import BOS, EOS
+from aiayn.transformer import Transformer
+
+Split = Literal["dev", "test"]
+
+
+def build(config: Config, vocab_size: int) -> Transformer:
+    """The row's Transformer, initialised from its seed."""
+    torch.manual_seed(config.seed)
+    return Transformer(**dataclasses.asdict(config.model), max_length=config.data.max_length, vocab_size=vocab_size)
+
+
+def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int) -> tuple[float, int]:
+    """The negative log-likelihood of the references in nats, unsmoothed, and their tokens, EOS included."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    total = 0.0
+    with torch.no_grad():
+        for sentences in evaluation_batches(pairs.source_lengths, pairs.target_lengths, tokens_per_batch):
+            batch = gather(pairs, sentences).to(device)
+            _, nats = label_smoothed_cross_entropy(model.hidden(batch), model.embedding.weight, batch.target, 0.0)
+            total += float(nats)
+    model.train(training)
+    return total, int(pairs.target_lengths.sum())
+
+
+def search(
+    model: Transformer, sources: list[Any], decoding: Decoding, progress: Callable[[int], None] | None = None
+) -> list[Hypothesis]:
+    """The best translation of each sentence's ids, in order (section 6.1)."""
+    model.eval()
+    return translate_ids(model, sources, **dataclasses.asdict(decoding), bos=BOS, eos=EOS, progress=progress)
+
+
+def evaluate(model: Transformer, dataset: Dataset, split: Split, config: Config) -> tuple[dict[str, Any], list[str]]:
+    """The figures of `result.json` for a split, and the translations, one for each line of it."""
+    pairs = dataset.pairs(split)
+    nats, tokens = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
+    offsets = pairs.source_offsets
+    sources = [pairs.source_ids[offsets[i] : offsets[i + 1] - 1] for i in range(len(pairs))]
+    hypotheses = search(model, sources, config.decoding)
+    translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
+    references = dataset.texts(split, "target")
+    scores = metrics.bleu(translations, references)
+    figures = {
+        "ppl": metrics.perplexity(nats, tokens),
+        "nats": nats,
+        "tokens": tokens,
+        "bits_per_character": metrics.bits_per_character(nats, sum(len(line) for line in references)),
+        **dataclasses.asdict(scores),
+    }
+    return figures, translations
+
+
+def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
+    """The model that a run has trained, its corpus and its folder; the mean of the last `average` checkpoints if asked.
+
+    Raises ConfigError when the run has no checkpoint yet, or fewer than are to be averaged.
+    """
+    folder = run_folder(config)
+    paths = checkpoint.newest(folder / "checkpoints", config.average)
+    if not paths:
+        raise ConfigError(
+            f"experiment={config.experiment}: nothing is trained in {folder}; train it with the same words"
+        )
+    if len(paths) < config.average:
+        raise ConfigError(f"average={config.average}: {folder} keeps only {len(paths)}; see training.keep_checkpoints")
+    dataset = prepare(config, lambda message: None)
+    model = build(config, dataset.tokenizer.vocab_size)
+    weights = checkpoint.average(paths)
+    model.load_state_dict({name.removeprefix("transformer."): value for name, value in weights.items()})
+    device = "cuda" if config.hardware.accelerator == "gpu" else "cpu"
+    return model.to(device).eval(), dataset, folder
+
+
+def main(config: Config) -> None:
+    """Evaluates, writes the translations beside the run's own, and prints the figures."""
+    torch.set_num_threads(config.hardware.threads)
+    model, dataset, folder = trained(config)
+    split = cast(Split, config.split)
+    figures, translations = evaluate(model, dataset, split, config)
+    name = f"{split}-average{config.average}"
+    storage.write_text(folder / f"translations-{name}.txt", "".join(line + "\n" for line in translations))
+    storage.write_json(folder / f"evaluation-{name}.json", figures)
+    low, high = figures["bleu_ci95"]
+    print(f"{config.experiment} seed {config.seed}, {config.data.name} {split}, scale {config.scale.name}:")
+    print(
+        f"perplexity {figures['ppl']:.3f} per token ({figures['tokens']} tokens, {dataset.tokenizer.vocab_size} pieces)"
+    )
+    print(f"{figures['bits_per_character']:.4f} bits per character")
+    for kind, value in figures["bleu"].items():
+        interval = f"  95 % interval {low:.2f} to {high:.2f}" if kind == "sacrebleu" else ""
+        print(f"BLEU {kind:9} {value:6.2f}{interval}  {figures['signatures'][kind]}")
+    print(f"translations: {folder}/translations-{name}.txt")

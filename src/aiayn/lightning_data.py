@@ -1,0 +1,67 @@
+"""The training data as Lightning takes it: an endless stream of updates, each with this rank's micro-batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+
+from aiayn.batching import Batch, Updates, gather, micro_batches
+from aiayn.dataset import Pairs
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimiser step: its token counts over all ranks, and this rank's micro-batches, numbered."""
+
+    number: int
+    source_tokens: int
+    target_tokens: int
+    batches: list[tuple[int, Batch]]
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Update":
+        """The same update on another device."""
+        return replace(self, batches=[(index, batch.to(device)) for index, batch in self.batches])
+
+
+class LightningUpdates(pl.LightningDataModule):
+    """Updates `start`, `start` + 1, ... of a run: each a function of the corpus, the seed and its number alone."""
+
+    def __init__(
+        self, pairs: Pairs, *, tokens_per_update: int, tokens_per_micro_batch: int, seed: int, start: int
+    ) -> None:
+        super().__init__()
+        self.pairs = pairs
+        self.tokens_per_update = tokens_per_update
+        self.tokens_per_micro_batch = tokens_per_micro_batch
+        self.seed = seed
+        self.start = start
+
+    def train_dataloader(self) -> "UpdateStream":
+        """This rank's endless stream."""
+        assert self.trainer is not None
+        return UpdateStream(self, self.trainer.global_rank, self.trainer.world_size)
+
+
+class UpdateStream:
+    """Rank r of R takes every R-th micro-batch; fillers without sentences are left out, so that they weigh nothing."""
+
+    def __init__(self, data: LightningUpdates, rank: int, ranks: int) -> None:
+        self.data, self.rank, self.ranks = data, rank, ranks
+
+    def __iter__(self) -> Iterator[Update]:
+        data = self.data
+        source, target = data.pairs.source_lengths, data.pairs.target_lengths
+        for number, sentences in Updates(source, target, data.tokens_per_update, data.seed, data.start):
+            parts = micro_batches(sentences, source, target, data.tokens_per_micro_batch, self.ranks)
+            yield Update(
+                number,
+                int(np.sum(source[sentences])),
+                int(np.sum(target[sentences])),
+                [
+                    (index, gather(data.pairs, part))
+                    for index, part in enumerate(parts)
+                    if index % self.ranks == self.rank and len(part)
+                ],
+            )

@@ -1,0 +1,123 @@
+"""The Transformer as Lightning trains it: one `training_step` is one update of section 5."""
+
+import hashlib
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed
+from torch import Tensor
+
+from aiayn.lightning_data import Update
+from aiayn.loss import label_smoothed_cross_entropy
+from aiayn.schedule import learning_rate
+from aiayn.transformer import Transformer
+
+
+class NonFinite(Exception):
+    """The loss or the gradient is NaN or infinite: training stopped before the optimiser saw it."""
+
+
+class LightningTransformer(pl.LightningModule):
+    """A Transformer with its optimiser (5.3), its loss (5.4) and the number of updates done."""
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        *,
+        d_model: int,
+        seed: int,
+        warmup_steps: int,
+        label_smoothing: float,
+        learning_rate_factor: float,
+        adam_beta1: float,
+        adam_beta2: float,
+        adam_epsilon: float,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.transformer = transformer
+        self.d_model = d_model
+        self.seed = seed
+        self.warmup_steps = warmup_steps
+        self.label_smoothing = label_smoothing
+        self.learning_rate_factor = learning_rate_factor
+        self.adam = {"betas": (adam_beta1, adam_beta2), "eps": adam_epsilon}
+        self.updates_done = 0
+        self.restored: list[dict[str, Any]] = []
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam as section 5.3 has it: no weight decay, no clipping; after a restart, with the moments it had."""
+        adam = torch.optim.Adam(self.transformer.parameters(), lr=0.0, fused=True, **self.adam)  # type: ignore[arg-type]
+        for state in self.restored:
+            adam.load_state_dict(state)
+        return adam
+
+    def training_step(self, update: Update, batch_index: int) -> dict[str, Tensor | float | int]:
+        """One optimiser step; the sums of loss and unsmoothed nats over all ranks, to be divided by the tokens.
+
+        The gradient is that of the summed loss divided once by the update's target tokens over all ranks and
+        micro-batches. Raises NonFinite, on every rank alike, before the optimiser is touched.
+        """
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
+        optimizer.zero_grad(set_to_none=False)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for index, batch in update.batches:
+            torch.manual_seed(randomness_key(self.seed, update.number, index))
+            loss, nats = label_smoothed_cross_entropy(
+                self.transformer.hidden(batch), self.transformer.embedding.weight, batch.target, self.label_smoothing
+            )
+            # Not manual_backward: that would let DDP average, where the ranks' shares have to be summed.
+            (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
+            sums += torch.stack((loss.detach().double(), nats.double()))
+        self._sum_over_ranks(sums)
+        rate = self.learning_rate_factor * learning_rate(update.number + 1, self.d_model, self.warmup_steps)
+        gradients = [parameter.grad for parameter in self.transformer.parameters() if parameter.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if not bool(torch.isfinite(norm + sums.sum())):
+            raise NonFinite(self._describe(update, rate, sums))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        self.updates_done = update.number + 1
+        return {"loss": sums[0], "nats": sums[1], "gradient_norm": norm, "learning_rate": rate}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leaves weights, moments and one integer: everything else is a function of the configuration."""
+        for key in ("loops", "callbacks", "lr_schedulers", "epoch", "global_step"):
+            del checkpoint[key]
+        checkpoint["updates_done"] = self.updates_done
+
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Takes up the run where this checkpoint left it; call before the trainer starts."""
+        self.load_state_dict(checkpoint["state_dict"])
+        self.restored = checkpoint["optimizer_states"]
+        self.updates_done = checkpoint["updates_done"]
+
+    def _sum_over_ranks(self, sums: Tensor) -> None:
+        if self.trainer.world_size == 1:
+            return
+        torch.distributed.all_reduce(sums)
+        parameters = list(self.transformer.parameters())
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+        torch.distributed.all_reduce(flat)
+        for parameter, total in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
+            parameter.grad = total.view_as(parameter)
+
+    def _describe(self, update: Update, rate: float, sums: Tensor) -> str:
+        bad = [
+            name
+            for name, parameter in self.transformer.named_parameters()
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+        ]
+        return (
+            f"update {update.number + 1}: loss {float(sums[0]) / update.target_tokens:g} at learning rate {rate:g};"
+            f" first parameter with a non-finite gradient: {bad[0] if bad else 'none'}; no step was taken"
+        )
+
+
+def randomness_key(seed: int, update: int, micro_batch: int) -> int:
+    """A number for `torch.manual_seed`: dropout depends on these three and on nothing that ran before."""
+    digest = hashlib.blake2b(f"{seed} {update} {micro_batch}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,65 @@
+"""Label-smoothed cross entropy (section 5.4) on the logits of section 3.4, which never exist all at once."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# T target tokens of all sentences, packed; D d_model; V vocabulary; R rows of logits that exist at a time
+
+
+def label_smoothed_cross_entropy(
+    hidden: Tensor, embedding: Tensor, target: Tensor, label_smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Two sums over target (T,): the smoothed loss, and the nats -ln p(target) in float64, without gradient.
+
+    The logits are hidden (T, D) times embedding (V, D) transposed. The smoothed loss expects 1 - label_smoothing of
+    the probability on the target and the rest spread evenly over the V - 1 other tokens.
+    """
+    loss, nats = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, embedding, target, label_smoothing, torch.is_grad_enabled()
+    )
+    return loss, nats
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Logits come in chunks that stay in the cache and turn into their gradient in place: none is kept or redone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, embedding: Tensor, target: Tensor, label_smoothing: float, with_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        vocab_size = len(embedding)
+        # Paper: silent on where epsilon_ls goes; the released code spreads it over the V - 1 other tokens
+        share = label_smoothing / (vocab_size - 1)  # expected of each token ...
+        extra = 1 - label_smoothing - share  # ... and, on top of that, of the target
+        nats = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        all_nats = torch.zeros_like(nats)  # of every token of the vocabulary, not only of the target
+        if with_gradient:
+            to_hidden, to_embedding = torch.empty_like(hidden), torch.zeros_like(embedding)
+        rows = 128 if hidden.device.type == "cpu" else 4096  # a CPU wants them in its cache, a GPU wants many
+        for start in range(0, len(target), rows):
+            part = hidden[start : start + rows]  # (R, D)
+            gold = target[start : start + rows].unsqueeze(1)  # (R, 1)
+            logits = torch.matmul(part, embedding.t())  # (R, V)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            logits -= logits.amax(1, keepdim=True)
+            of_gold, of_all = logits.gather(1, gold), logits.sum(1, keepdim=True)
+            total = logits.exp_().sum(1, keepdim=True)
+            log_total = total.log()
+            nats += (log_total - of_gold).sum(dtype=torch.float64)
+            all_nats += (log_total * vocab_size - of_all).sum(dtype=torch.float64)
+            if with_gradient:  # p(token) - expected(token)
+                gradient = logits.div_(total).sub_(share)
+                gradient.scatter_add_(1, gold, gradient.new_full(gold.shape, -extra))
+                to_hidden[start : start + rows] = torch.matmul(gradient, embedding)
+                to_embedding.addmm_(gradient.t(), part)
+        if with_gradient:
+            ctx.save_for_backward(to_hidden, to_embedding)
+        ctx.mark_non_differentiable(nats)
+        return (extra * nats + share * all_nats).to(hidden.dtype), nats
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
+        to_hidden, to_embedding = ctx.saved_tensors
+        return to_hidden * gradient, to_embedding * gradient, None, None, None

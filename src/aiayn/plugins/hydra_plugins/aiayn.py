@@ -1,0 +1,51 @@
+"""How Hydra's multirun becomes worker processes. Hydra takes plugins only from packages named `hydra_plugins`."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class Rows(BasicSweeper):
+    """Hydra's grid sweep, without the `multirun.yaml` that it writes before anything is checked."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Hands every point of the grid to the launcher at once."""
+        assert self.hydra_context is not None
+        assert self.launcher is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        (points,) = self.split_arguments(overrides, max_batch_size=None)
+        return self.launcher.launch(points, initial_job_idx=0)
+
+
+class SideBySide(Launcher):
+    """One worker process per run on this machine."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keeps what Hydra hands over; the runs go to workers, so that the task function is not called."""
+        self.hydra_context, self.config = hydra_context, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Checks every run, then works through what is not finished. Exits with 75 or 1 unless all are done."""
+        from aiayn import cli, config, jobs, launcher
+
+        loader = self.hydra_context.config_loader
+        composed = [loader.load_sweep_config(self.config, list(overrides)) for overrides in job_overrides]
+        with cli.one_line_errors():
+            runs = [config.convert(point) for point in composed]
+            for run in runs:
+                jobs.check(run)
+        code = launcher.Sweep(runs, self.jobs or launcher.room(runs[0].hardware)).work_through()
+        if code != jobs.DONE:
+            sys.exit(code)
+        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=0) for o in job_overrides]

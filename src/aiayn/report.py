@@ -1,0 +1,348 @@
+"""Table 3, the paper beside ours, for a terminal and as Markdown, CSV and LaTeX."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from aiayn.config import Config
+from aiayn.results import DEFINITION, Line, Measured, Run, Table, factors, look_up
+
+# Published base models spread over 0.8 BLEU on newstest2013; from base to A h=1, Table 3 loses 0.37 PPL for 0.9 BLEU.
+BLEU_TOLERANCE, PPL_TOLERANCE = 0.4, 0.16
+
+_COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
+_STATUS = {"failed": "far", "stale": "near", "half-done": "near", "missing": "weak"}
+# What a terminal leaves out, the first that fits: a row's letter, its name, or its cells say the same.
+_LAYOUTS = ({"letter"}, {"row"}, {"letter", "definition"}, {"letter", "definition", "params"})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the printed table."""
+
+    text: str
+    style: str = ""  # good, near, far, weak
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the printed table; neighbours of one group stand together."""
+
+    group: str
+    name: str
+    cells: list[Cell]
+
+    @property
+    def width(self) -> int:
+        """The characters of its widest place."""
+        return max(len(text) for text in (self.name, *(cell.text for cell in self.cells)))
+
+    @property
+    def align(self) -> str:
+        """`l` for text, `r` for numbers."""
+        return "l" if self.group in ("letter", "row") else "r"
+
+    def pad(self, text: str, width: int) -> str:
+        """`text` at its place in a column of `width` characters."""
+        return text.ljust(width) if self.align == "l" else text.rjust(width)
+
+    @property
+    def title(self) -> str:
+        """What stands above the group."""
+        return self.group if self.group in ("PPL", "BLEU", "params") else ""
+
+
+def render(table: Table, format: str, console: Console | None = None) -> str:
+    """The table as text in a format: `terminal`, `md`, `csv` or `latex`.
+
+    For the terminal it is as wide and as coloured as `console` (standard output when none is given) allows; a file or a
+    pipe gets every column, without colour. ValueError for another format.
+    """
+    if format == "terminal":
+        return _terminal(table, console or Console())
+    formats: dict[str, Callable[[Table], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
+    if format not in formats:
+        raise ValueError(f"format={format}: must be one of terminal, {', '.join(formats)}")
+    return formats[format](table)
+
+
+def row_line(config: Config, run: Run) -> str:
+    """One line on one run of the row `config`, to be printed as soon as it ends."""
+    start = f"{run.experiment:<19} seed {run.seed}  {run.status}"
+    if run.result is None:
+        return f"{start}  {run.cause or f'after {run.steps_done:,} steps'}"
+    ppl, bleu = (_number(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1)))
+    paper = config.paper
+    minutes = run.result["train_seconds"] / 60
+    return f"{start}  PPL {ppl} (paper {paper.ppl:.2f})  BLEU {bleu} (paper {paper.bleu:.1f})  {minutes:,.1f} min"
+
+
+def _title(table: Table) -> str:
+    finished = f"{sum(bool(line.finished) for line in table.lines)} of {len(table.lines)} rows finished"
+    conditions = "" if table.comparable else " (not the paper's conditions)"
+    return f"Table 3 at scale {table.scale.name} on {table.data}{conditions}: {finished}"
+
+
+def _caption(table: Table) -> str:
+    """The sentences without which the figures would mislead."""
+    changed = {name.replace("_", " "): factor for name, factor in factors(table.scale).items() if factor != 1}
+    multiplied = ", ".join(f"{name} × {factor:g}" for name, factor in changed.items()) or "every factor is 1"
+    small = ", ".join(f"{name} {_value(table.base.trained, section, key)}" for name, section, key in DEFINITION)
+    seeds = ", ".join(map(str, table.seeds)) or "none finished"
+    deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
+    sentences = [
+        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.",
+        f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
+        "Δ is ours minus the paper's."
+        if table.comparable
+        else "Made under other conditions than the paper's: compare effects, not figures; Δ is a row minus its base.",
+        f"Seeds: {seeds}{deviation}.",
+        "PPL per token and params in millions: the paper's with its vocabulary, ours with ours.",
+        "40 960: our params if the vocabulary had as many rows as the released code's." if table.comparable else "",
+        "BLEU is the paper's recipe (Moses tokens, compounds split, cased), not sacreBLEU 13a.",
+        "(E), e_learned_positions: learned positional embedding instead of sinusoids.",
+        f"Runs with other settings than a row's, left out: {table.others}." if table.others else "",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+# Columns and cells
+
+
+def _columns(table: Table) -> list[Column]:
+    lines = table.lines
+    letters = [Cell(line.group if table.opens_group(number) else "") for number, line in enumerate(lines)]
+    columns = [
+        Column("letter", "", letters),
+        Column("row", "row", [Cell(line.name) for line in lines]),
+        *(Column("definition", symbol, _definition(table, section, key)) for symbol, section, key in DEFINITION),
+        *_metric(table, "PPL", [line.config.paper.ppl for line in lines], "dev.ppl", 2, PPL_TOLERANCE, -1),
+        *_metric(table, "BLEU", [line.config.paper.bleu for line in lines], "dev.bleu.paper", 1, BLEU_TOLERANCE, +1),
+        Column("params", "paper", [Cell(str(line.config.paper.params_millions or "")) for line in lines]),
+        Column("params", "40 960", [_params(line, "params_at_40960_rows") for line in lines]),
+        Column("params", "ours", [_params(line, "params") for line in lines]),
+        Column("seeds", "seeds", [_seeds(line) for line in lines]),
+    ]
+    # The paper's vocabulary says nothing about a model of another width.
+    return [column for column in columns if table.comparable or column.name != "40 960"]
+
+
+def _rows(columns: Sequence[Column]) -> list[tuple[Cell, ...]]:
+    return list(zip(*(column.cells for column in columns), strict=True))
+
+
+def _definition(table: Table, section: str, key: str) -> list[Cell]:
+    """Like the paper, only base and what differs from it is printed."""
+    base, *others = (_value(line.config, section, key) for line in table.lines)
+    return [Cell(base), *(Cell(value if value != base else "") for value in others)]
+
+
+def _value(config: Config, section: str, key: str) -> str:
+    value = getattr(getattr(config, section), key)
+    return f"{value // 1000}K" if key == "max_steps" and value % 1000 == 0 else str(value)
+
+
+def _metric(
+    table: Table, group: str, paper: list[float], key: str, digits: int, tolerance: float, better: int
+) -> list[Column]:
+    """The paper's column and ours; then their difference, or beside each the effect: the row minus its own base."""
+    measured = [line.measured(key) for line in table.lines]
+    ours = [None if value is None else value.mean for value in measured]
+    paper_column = Column(group, "paper", [Cell(_number(value, digits)) for value in paper])
+    our_column = Column(group, "ours", [_measured(value, digits) for value in measured])
+    if table.comparable:
+        gaps = [None if mine is None else mine - theirs for mine, theirs in zip(ours, paper, strict=True)]
+        differences = [_signed(gap, digits, _nearness(gap, tolerance, better)) for gap in gaps]
+        return [paper_column, our_column, Column(group, "Δ", differences)]
+    effects = list(zip(table.effects(paper), table.effects(ours), strict=True))
+    their_cells = [_signed(theirs, digits, "") for theirs, _ in effects]
+    our_cells = [_signed(mine, digits, _agreement(mine, theirs, tolerance)) for theirs, mine in effects]
+    return [paper_column, Column(group, "Δ paper", their_cells), our_column, Column(group, "Δ ours", our_cells)]
+
+
+def _nearness(difference: float | None, tolerance: float, better: int) -> str:
+    """Reproduced or better, a little worse, far worse."""
+    gain = 0.0 if difference is None else difference * better
+    return "good" if gain >= -tolerance else "near" if gain >= -2 * tolerance else "far"
+
+
+def _agreement(ours: float | None, paper: float | None, tolerance: float) -> str:
+    """Whether an effect has the paper's sign; one that the paper itself may owe to chance says nothing."""
+    if ours is None or paper is None or round(abs(paper), 6) < tolerance:
+        return "weak"
+    return "good" if ours * paper > 0 else "far"
+
+
+def _measured(value: Measured | None, digits: int) -> Cell:
+    if value is None:
+        return Cell("–", "weak")
+    deviation = "" if value.deviation is None else f"±{_number(value.deviation, digits)}"
+    return Cell(f"{_number(value.mean, digits)}{deviation}")
+
+
+def _signed(value: float | None, digits: int, style: str) -> Cell:
+    if value is None:
+        return Cell("")
+    size = _number(abs(value), digits)
+    sign = "" if float(size) == 0 else "+" if value > 0 else "−"
+    return Cell(f"{sign}{size}", style)
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if value < 1000 else f"{value:.0f}" if value < 1e5 else f"{value:.0e}"
+
+
+def _params(line: Line, key: str) -> Cell:
+    value = line.measured(key)
+    return Cell("–", "weak") if value is None else Cell(f"{value.mean / 1e6:.{1 if value.mean >= 1e7 else 2}f}")
+
+
+def _seeds(line: Line) -> Cell:
+    return Cell(str(len(line.finished))) if line.finished else Cell(line.status, _STATUS[line.status])
+
+
+# Formats
+
+
+def _terminal(table: Table, console: Console) -> str:
+    for left_out in _LAYOUTS:
+        grid = _grid(table, [column for column in _columns(table) if column.group not in left_out])
+        width = max(line.cell_len for line in grid)
+        if width <= console.width or not console.is_terminal:
+            break
+    if not console.is_terminal:
+        console = Console(file=console.file, width=width, color_system=None)
+    notes = [
+        Text.assemble((status, _COLOURS[_STATUS[status]]), f"  {run}: {detail}") for run, status, detail in table.notes
+    ]
+    with console.capture() as capture:
+        console.print(Text(_title(table), "bold"), *grid, sep="\n", no_wrap=True, crop=True)
+        console.print(Text(_caption(table), "dim"), *notes, sep="\n")
+    return capture.get()
+
+
+def _grid(table: Table, columns: Sequence[Column]) -> list[Text]:
+    """The lines of the table, its groups of columns divided by bars and its groups of rows by rules."""
+    gaps = ["", *(" │ " if after.title != before.title else " " for before, after in itertools.pairwise(columns))]
+
+    def line(cells: Sequence[Cell], style: str = "") -> Text:
+        text = Text()
+        for cell, gap, column in zip(cells, gaps, columns, strict=True):
+            text.append(gap, "dim").append(column.pad(cell.text, column.width), _COLOURS.get(cell.style, style))
+        return text
+
+    titles = Text()
+    for title, members in itertools.groupby(zip(columns, gaps, strict=True), lambda member: member[0].title):
+        group = list(members)
+        bar = group[0][1]
+        width = sum(column.width + len(gap) for column, gap in group) - len(bar)
+        titles.append(bar, "dim").append(f"{title:^{width}}", "bold")
+    head = line([Cell(column.name) for column in columns], "bold")
+    rule = Text("".join("┼" if character == "│" else "─" for character in head.plain), "dim")
+    lines = [titles, head]
+    for number, row in enumerate(_rows(columns)):
+        lines += [rule, line(row)] if table.opens_group(number) else [line(row)]
+    return [*lines, rule]
+
+
+def _markdown(table: Table) -> str:
+    columns = [column for column in _columns(table) if column.group != "letter"]
+    head = [f"{column.title} {column.name}".strip() for column in columns]
+    widths = [max(2, len(name), column.width) for name, column in zip(head, columns, strict=True)]
+
+    def line(texts: Sequence[str]) -> str:
+        cells = zip(texts, widths, columns, strict=True)
+        return f"| {' | '.join(column.pad(_markdown_text(text), width) for text, width, column in cells)} |"
+
+    rules = [
+        "-" * (width - 1) + (":" if column.align == "r" else "-") for width, column in zip(widths, columns, strict=True)
+    ]
+    lines = [line(head), line(rules), *(line([cell.text for cell in row]) for row in _rows(columns))]
+    notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in table.notes]
+    caption = _markdown_text(_caption(table))
+    parts = [f"### {_markdown_text(_title(table))}", "\n".join(lines), caption, "\n".join(notes)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _markdown_text(text: str) -> str:
+    # An underscore inside a word means nothing on GitHub, and `P_drop` reads better without a backslash.
+    return re.sub(r"[\\`*\[\]<>|~&$]|\b_|_\b", lambda special: f"\\{special[0]}", text)
+
+
+def _csv(table: Table) -> str:
+    """Every number in full, and nothing left to a caption."""
+    keys = ("dev.ppl", "dev.bits_per_character", "dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl")
+    records = []
+    for line in table.lines:
+        config = line.config
+        record = {"row": line.name, **{key: getattr(getattr(config, section), key) for _, section, key in DEFINITION}}
+        record |= {"learned_positions": config.model.learned_positions}
+        record |= {f"paper_{key}": value for key, value in dataclasses.asdict(config.paper).items()}
+        record |= {"status": line.status, "seeds": " ".join(str(run.seed) for run in line.runs if run.result)}
+        for key in keys:
+            value = line.measured(key)
+            name = key.removeprefix("dev.").replace(".", "_")
+            record |= {name: value and value.mean, f"{name}_deviation": value and value.deviation}
+        record |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
+        record |= {"data": table.data, "scale": table.scale.name} | {
+            f"scale_{name}": factor for name, factor in factors(table.scale).items()
+        }
+        record |= {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
+        records.append(record)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def _latex(table: Table) -> str:
+    columns = [column for column in _columns(table) if column.group != "letter"]
+    spans = [(title, len(list(group))) for title, group in itertools.groupby(columns, lambda column: column.title)]
+    lines = [
+        " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_latex_text(title)}}}" for title, count in spans) + r" \\",
+        " & ".join(_latex_symbol(column.name) for column in columns) + r" \\",
+    ]
+    for number, row in enumerate(_rows(columns)):
+        cells = " & ".join(_latex_text(cell.text) for cell in row) + r" \\"
+        lines += [r"\hline", cells] if table.opens_group(number) else [cells]
+    notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+            rf"\caption{{{_latex_text(' '.join([f'{_title(table)}.', _caption(table), *notes]))}}}",
+            rf"\begin{{tabular}}{{{''.join(column.align for column in columns)}}}",
+            r"\hline",
+            *lines,
+            r"\hline",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", '"': "''", "…": r"\ldots{}"}
+_LATEX |= {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "Δ": r"$\Delta$", "ε": r"$\epsilon$", "–": "--"}
+_LATEX |= {character: f"${character}$" for character in "<>|"}
+_LATEX |= {character: f"\\{character}" for character in "{}$&#_%"}
+
+
+def _latex_text(text: str) -> str:
+    # Any other character beyond ASCII would need a font that plain LaTeX does not load.
+    return "".join(_LATEX.get(character, character if character.isascii() else "?") for character in text)
+
+
+def _latex_symbol(name: str) -> str:
+    symbol, subscript, index = name.partition("_")
+    if subscript:
+        return rf"${_latex_text(symbol).strip('$')}_{{\mathrm{{{index}}}}}$"
+    return f"${name}$" if name in ("N", "h") else _latex_text(name)

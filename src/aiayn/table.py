@@ -1,0 +1,15 @@
+"""`aiayn table`: Table 3, paper and ours, from every run folder of one data set and scale."""
+
+import sys
+
+from rich.console import Console
+
+from aiayn import config, report, results
+
+
+def main(run: config.Config) -> None:
+    """Prints the table of `<output>/<data>-<scale>` in the format asked for."""
+    runs = results.read_runs(config.sweep_folder(run))
+    table = report.table(config.rows(), runs, run.scale, run.data.name)
+    text = report.render(table, run.format, Console() if run.format == "terminal" else None)
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")

@@ -1,0 +1,260 @@
+"""The Transformer of section 3: encoder, decoder, embeddings, positions; and its decoder one token at a time."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aiayn.attention import MultiHeadAttention, Sentences, causal_mask, linear
+from aiayn.batching import Batch
+
+# S source tokens, T target tokens of all sentences, packed; B sentences; W hypotheses of each; t steps taken
+# L tokens of the longest source; D d_model; H heads; K d_k; V d_v
+
+
+class Dropout(nn.Module):
+    """What F.dropout does, to within 2^-17 of the probability, in a third of its time on a CPU."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x, each element zeroed with the probability or else scaled up, while training."""
+        if not self.training or self.probability == 0:
+            return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.probability)
+        # torch draws one 64-bit number for each element; it makes do as four of 16 bits
+        dropped = round(self.probability * 2**16)
+        bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+        keep = bits[: x.numel()].view(x.shape) >= dropped - 2**15
+        return x * keep.to(x.dtype).mul_(2**16 / (2**16 - dropped))
+
+
+class AddAndNorm(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))) around every sub-layer (3.1, 5.4)."""
+
+    def __init__(self, d_model: int, dropout: float) -> None:
+        super().__init__()
+        # Paper: silent on epsilon; 1e-6 in the released code. The norm stands after the sum (3.1), so none ends a stack
+        self.norm = nn.LayerNorm(d_model, eps=1e-6)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer_of_x: Tensor) -> Tensor:
+        """The input of a sub-layer and its output, added and normalised."""
+        return self.norm(x + self.dropout(sublayer_of_x))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Sequential):
+    """max(0, x W1 + b1) W2 + b2, Eq. 2 (3.3)."""
+
+    def __init__(self, d_model: int, d_ff: int) -> None:
+        # Paper: residual dropout only (5.4), so none between the two layers
+        super().__init__(linear(d_model, d_ff), nn.ReLU(inplace=True), linear(d_ff, d_model))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then the feed-forward network (3.1)."""
+
+    def __init__(self, d_model: int, d_ff: int, num_heads: int, d_k: int, d_v: int, dropout: float) -> None:
+        super().__init__()
+        self.self_attention = MultiHeadAttention(d_model, num_heads, d_k, d_v, self_attention=True)
+        self.feed_forward = FeedForward(d_model, d_ff)
+        self.after_self_attention = AddAndNorm(d_model, dropout)
+        self.after_feed_forward = AddAndNorm(d_model, dropout)
+
+    def forward(self, x: Tensor, sentences: Sentences) -> Tensor:
+        """x (S, D) to (S, D)."""
+        x = self.after_self_attention(x, self.self_attention(x, x, sentences, sentences, sentences.mask))
+        return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
+
+
+class DecoderLayer(nn.Module):
+    """Masked self-attention, attention to the encoder's output, then the feed-forward network (3.1)."""
+
+    def __init__(self, d_model: int, d_ff: int, num_heads: int, d_k: int, d_v: int, dropout: float) -> None:
+        super().__init__()
+        self.self_attention = MultiHeadAttention(d_model, num_heads, d_k, d_v, self_attention=True)
+        self.memory_attention = MultiHeadAttention(d_model, num_heads, d_k, d_v, self_attention=False)
+        self.feed_forward = FeedForward(d_model, d_ff)
+        self.after_self_attention = AddAndNorm(d_model, dropout)
+        self.after_memory_attention = AddAndNorm(d_model, dropout)
+        self.after_feed_forward = AddAndNorm(d_model, dropout)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, sentences: Sentences, memory_sentences: Sentences, causal: Tensor
+    ) -> Tensor:
+        """x (T, D) and the encoder's output (S, D) to (T, D)."""
+        # Padding ends a sentence, so the causal mask hides it from every token
+        x = self.after_self_attention(x, self.self_attention(x, x, sentences, sentences, causal))
+        looked_up = self.memory_attention(x, memory, sentences, memory_sentences, memory_sentences.mask)
+        x = self.after_memory_attention(x, looked_up)
+        return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
+
+    def step(self, x: Tensor, cache: "LayerCache", memory_mask: Tensor | None) -> Tensor:
+        """The same for the next token (B, W, D) of W hypotheses a sentence; the cache grows by it."""
+        looked_back, cache.keys, cache.values = self.self_attention.look_back(x, cache.keys, cache.values)
+        x = self.after_self_attention(x, looked_back)
+        looked_up = self.memory_attention.look_at(x, cache.memory_keys, cache.memory_values, memory_mask)
+        x = self.after_memory_attention(x, looked_up)
+        return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
+
+
+@dataclass
+class LayerCache:
+    """What one decoder layer looks at."""
+
+    keys: Tensor  # (B, W, H, t, K)
+    values: Tensor  # (B, W, H, t, V)
+    memory_keys: Tensor  # (B, H, L, K)
+    memory_values: Tensor  # (B, H, L, V)
+
+
+@dataclass
+class Cache:
+    """What decoding B sentences one token at a time needs to know of the source and of the steps taken."""
+
+    layers: list[LayerCache]
+    memory_mask: Tensor | None  # (B, 1, 1, L)
+    steps: int
+
+    def reorder(self, parents: Tensor) -> None:
+        """Hypothesis w of sentence b goes on from what was hypothesis parents[b, w] (B, W'); W' may differ from W."""
+        batch, width = self.layers[0].keys.shape[:2]
+        rows = (torch.arange(batch, device=parents.device).unsqueeze(1) * width + parents).flatten()
+        for layer in self.layers:
+            layer.keys = layer.keys.flatten(0, 1).index_select(0, rows).unflatten(0, parents.shape)
+            layer.values = layer.values.flatten(0, 1).index_select(0, rows).unflatten(0, parents.shape)
+
+    def keep(self, rows: Tensor) -> None:
+        """Only the sentences numbered `rows` (B',) stay, in that order."""
+        for layer in self.layers:
+            for name, value in vars(layer).items():
+                setattr(layer, name, value.index_select(0, rows))
+        if self.memory_mask is not None:
+            self.memory_mask = self.memory_mask.index_select(0, rows)
+
+
+class Sinusoids(nn.Module):
+    """Positional encoding of section 3.5; positions are computed for as long a sentence as ever came."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        if d_model % 2:
+            raise ValueError(f"model.d_model is {d_model}, but sinusoids come as pairs of sine and cosine: make it even")
+        self.d_model = d_model
+        self.register_buffer("table", torch.empty(0, d_model), persistent=False)
+        self.table: Tensor
+
+    def forward(self, positions: Tensor, max_length: int) -> Tensor:
+        """Positions below `max_length` (...) as (..., D)."""
+        if max_length > len(self.table):
+            self.table = sinusoids(max_length, self.d_model).to(self.table)
+        return F.embedding(positions, self.table)
+
+
+def sinusoids(length: int, d_model: int) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = the cosine (3.5), as (length, D) float64."""
+    wavelengths = 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) / wavelengths
+    # Paper: sines and cosines alternate (3.5); the released code has all sines first, the same up to a permutation
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)
+
+
+class LearnedPositions(nn.Embedding):
+    """Row E of Table 3: one learned vector for each position."""
+
+    def forward(self, positions: Tensor, max_length: int) -> Tensor:  # type: ignore[override]
+        """Positions (...) as (..., D)."""
+        # Paper: silent on positions beyond the table; here they share its last row
+        return super().forward(positions.clamp(max=self.num_embeddings - 1))
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder of N layers each, and one embedding for source, target and softmax (3.4)."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        d_model: int,
+        d_ff: int,
+        num_heads: int,
+        d_k: int,
+        d_v: int,
+        dropout: float,
+        learned_positions: bool,
+        max_length: int,
+        vocab_size: int,
+    ) -> None:
+        super().__init__()
+        self.d_model = d_model
+        sizes = d_model, d_ff, num_heads, d_k, d_v, dropout
+        self.encoder = nn.ModuleList(EncoderLayer(*sizes) for _ in range(num_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(*sizes) for _ in range(num_layers))
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        # Paper: silent on row E's tables; one for each side, as the released code had them later
+        self.source_positions, self.target_positions = (
+            LearnedPositions(max_length, d_model) if learned_positions else Sinusoids(d_model) for _ in range(2)
+        )
+        self.dropout = Dropout(dropout)
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                # Paper: silent; the released code's initialisation, which has unit variance times sqrt(d_model)
+                nn.init.normal_(module.weight, std=d_model**-0.5)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The logits (T, vocabulary) of each target token, given the source and the target tokens before it."""
+        return self.logits(self.hidden(batch))
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """What `logits` makes the logits from, (T, D): the loss does that itself, without having all of them at once."""
+        source, target = Sentences(batch.source_offsets), Sentences(batch.target_offsets)
+        return self.decode(batch.target_input, target, self.encode(batch.source, source), source)
+
+    def encode(self, source: Tensor, sentences: Sentences) -> Tensor:
+        """The source (S,) as memory (S, D)."""
+        x = self._embed(source, self.source_positions(sentences.positions, sentences.max_length))
+        for layer in self.encoder:
+            x = layer(x, sentences)
+        return x
+
+    def decode(self, target_input: Tensor, sentences: Sentences, memory: Tensor, memory_sentences: Sentences) -> Tensor:
+        """The target shifted right (T,) and the memory (S, D) as (T, D)."""
+        x = self._embed(target_input, self.target_positions(sentences.positions, sentences.max_length))
+        causal = causal_mask(sentences.max_length, x.device)
+        for layer in self.decoder:
+            x = layer(x, memory, sentences, memory_sentences, causal)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
+        return F.linear(hidden, self.embedding.weight)
+
+    def start(self, source: Tensor, source_offsets: Tensor) -> Cache:
+        """The cache to decode source (S,) with; `source_offsets` (B + 1,). It holds one empty hypothesis a sentence."""
+        sentences = Sentences(source_offsets)
+        memory = self.encode(source, sentences)
+        layers = []
+        for layer in self.decoder:
+            memory_keys, memory_values = layer.memory_attention.keys_and_values(memory, sentences)
+            keys, values = (x[:, None, :, :0] for x in (memory_keys, memory_values))
+            layers.append(LayerCache(keys, values, memory_keys, memory_values))
+        return Cache(layers, sentences.mask, steps=0)
+
+    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """The logits (B, W, vocabulary) after one more target token (B, W) of each hypothesis, which the cache takes in.
+
+        The first tokens are BOS, with W = 1: there is one empty hypothesis until `cache.reorder` makes more of it.
+        """
+        position = torch.tensor([cache.steps], device=tokens.device)
+        cache.steps += 1
+        x = self._embed(tokens, self.target_positions(position, cache.steps))
+        for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
+            x = layer.step(x, layer_cache, cache.memory_mask)
+        return self.logits(x)
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.dropout(self.embedding(tokens) * self.d_model**0.5 + positions)  # type: ignore[no-any-return]

@@ -1,0 +1,214 @@
+import subprocess
+import sys
+from itertools import chain, islice
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiayn.batching import Updates, epoch_plan, evaluation_batches, gather, micro_batches
+from aiayn.dataset import Pairs
+from aiayn.tokenizer import BOS, EOS
+
+BUDGET = 61
+
+lengths = st.lists(st.tuples(st.integers(1, 53), st.integers(1, 53)), min_size=1, max_size=199).map(
+    lambda rows: tuple(np.array(rows, dtype=np.int64).T)
+)
+
+
+def random_lengths(count: int, seed: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    rng = np.random.default_rng(seed)
+    source = rng.integers(1, 48, count)
+    return source, np.clip(source + rng.integers(-3, 6, count), 1, 53)
+
+
+def pairs_of(sentences: list[tuple[list[int], list[int]]]) -> Pairs:
+    sides = [[[*side, EOS] for side in sides] for sides in zip(*sentences, strict=True)]
+    flat = (
+        part
+        for side in sides
+        for part in (
+            np.array(list(chain(*side)), dtype=np.uint16),
+            np.cumsum([0, *map(len, side)], dtype=np.int64),
+        )
+    )
+    return Pairs(*flat)
+
+
+# gather
+
+
+def test_a_batch_holds_the_chosen_sentences_in_the_order_asked_for() -> None:
+    batch = gather(pairs_of([([5, 6], [7]), ([], [8, 9, 10]), ([11], [12, 13])]), np.array([2, 0]))
+    assert batch.source.tolist() == [11, EOS, 5, 6, EOS]
+    assert batch.source_offsets.tolist() == [0, 2, 5]
+    assert batch.target.tolist() == [12, 13, EOS, 7, EOS]
+    assert batch.target_offsets.tolist() == [0, 3, 5]
+    assert {tensor.dtype for tensor in vars(batch).values()} == {torch.int64}
+
+
+def test_the_decoder_input_is_the_target_offset_by_one_inside_each_sentence() -> None:
+    batch = gather(pairs_of([([5], [7, 8]), ([6], []), ([5], [9])]), np.array([0, 1, 2]))
+    assert batch.target.tolist() == [7, 8, EOS, EOS, 9, EOS]
+    assert batch.target_input.tolist() == [BOS, 7, 8, BOS, BOS, 9]
+
+
+def test_a_filler_is_a_batch_without_tokens() -> None:
+    batch = gather(pairs_of([([5], [7])]), np.array([], dtype=np.int64))
+    assert [len(tensor) for tensor in vars(batch).values()] == [0, 0, 0, 1, 1]
+
+
+def test_a_batch_moves_as_a_whole() -> None:
+    batch = gather(pairs_of([([5], [7])]), np.array([0])).to("meta")
+    assert all(tensor.is_meta for tensor in vars(batch).values())
+
+
+# epoch_plan
+
+
+@given(lengths, st.integers(0, 2**32), st.integers(0, 97))
+def test_an_epoch_has_every_sentence_once_and_no_side_of_an_update_is_over_the_budget(lengths, seed, epoch) -> None:
+    plan = epoch_plan(*lengths, BUDGET, seed, epoch)
+    assert sorted(np.concatenate(plan)) == list(range(len(lengths[0])))
+    assert all(0 < side[update].sum() <= BUDGET for update in plan for side in lengths)
+
+
+def test_a_full_update_is_nearly_full() -> None:
+    plan = epoch_plan(*random_lengths(20_011), 1009, seed=1, epoch=0)
+    fullest = [max(side[update].sum() for side in random_lengths(20_011)) for update in plan]
+    assert np.mean(fullest) > 0.95 * 1009
+
+
+def test_sentences_of_an_update_have_similar_lengths_which_a_random_order_has_not() -> None:
+    source, target = random_lengths(2003)
+    longest = np.maximum(source, target)
+
+    def padded(updates: list[npt.NDArray[np.int64]]) -> float:
+        return sum(len(update) * longest[update].max() for update in updates) / longest.sum()
+
+    plan = epoch_plan(source, target, 257, seed=1, epoch=0)
+    assert padded(plan) < 1.15
+    assert padded(np.array_split(np.random.default_rng(0).permutation(2003), len(plan))) > 1.5
+
+
+def test_epochs_and_seeds_differ_in_the_sentences_that_share_an_update() -> None:
+    together = [
+        {tuple(sorted(update)) for update in epoch_plan(*random_lengths(997), 257, seed, epoch)}
+        for seed, epoch in ((1, 0), (1, 1), (2, 0), (0, 1))
+    ]
+    assert all(len(a & b) < 0.2 * len(a) for i, a in enumerate(together) for b in together[:i])
+
+
+def test_updates_come_in_no_order_of_length() -> None:
+    source, target = random_lengths(4001)
+    means = [source[update].mean() for update in epoch_plan(source, target, 257, seed=1, epoch=0)]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.2
+
+
+def test_the_plan_never_changes_with_the_version_of_a_library() -> None:
+    plan = epoch_plan(np.array([3, 5, 2, 7, 3, 2, 5]), np.array([2, 5, 3, 7, 3, 2, 4]), 11, seed=3, epoch=2)
+    assert [update.tolist() for update in plan] == [[1, 6], [5, 2, 4, 0], [3]]
+
+
+def test_another_process_makes_the_same_plan() -> None:
+    program = (
+        "import numpy as np; from aiayn.batching import epoch_plan;"
+        "print([u.tolist() for u in epoch_plan(np.arange(1, 48), np.arange(1, 48)[::-1], 61, 5, 7)])"
+    )
+    other = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    plan = epoch_plan(np.arange(1, 48), np.arange(1, 48)[::-1], BUDGET, 5, 7)
+    assert other.strip() == str([update.tolist() for update in plan])
+
+
+def test_a_sentence_over_the_budget_is_refused_by_the_name_of_the_field() -> None:
+    one, long = np.array([1]), np.array([BUDGET + 1])
+    for sides in ((one, long), (long, one)):
+        with pytest.raises(ValueError, match=r"training\.tokens_per_update is 61, but a sentence has 62 tokens"):
+            epoch_plan(*sides, BUDGET, seed=1, epoch=0)
+
+
+# micro_batches
+
+
+@given(lengths, st.integers(53, 97), st.sampled_from([1, 2, 3, 4, 8]))
+def test_ranks_share_an_update_with_nothing_twice_and_nothing_missing(lengths, tokens, ranks) -> None:
+    for update in epoch_plan(*lengths, 3 * BUDGET, seed=1, epoch=0):
+        parts = micro_batches(update, *lengths, tokens, ranks)
+        shares = [parts[rank::ranks] for rank in range(ranks)]
+        assert len({len(share) for share in shares}) == 1
+        assert np.array_equal(np.concatenate(parts), update)
+        assert all(side[part].sum() <= tokens for part in parts for side in lengths)
+        filled = [len(part) > 0 for part in parts]
+        assert filled == sorted(filled, reverse=True)
+
+
+def fewest_parts(source: list[int], target: list[int], limit: int) -> int:
+    """Independent reference: one sentence after the other."""
+    parts, source_sum, target_sum = 1, 0, 0
+    for s, t in zip(source, target, strict=True):
+        if source_sum + s > limit or target_sum + t > limit:
+            parts, source_sum, target_sum = parts + 1, 0, 0
+        source_sum, target_sum = source_sum + s, target_sum + t
+    return parts
+
+
+@given(lengths, st.integers(53, 97), st.sampled_from([1, 2, 3]))
+@settings(max_examples=50)
+def test_micro_batches_are_as_few_and_as_equal_as_their_order_allows(lengths, tokens, ranks) -> None:
+    source, target = lengths
+    parts = micro_batches(np.arange(len(source)), source, target, tokens, ranks)
+    largest = max(int(side[part].sum()) for part in parts for side in lengths)
+    assert len(parts) - ranks < fewest_parts(source.tolist(), target.tolist(), tokens) <= len(parts)
+    if largest > max(source.max(), target.max()):
+        assert fewest_parts(source.tolist(), target.tolist(), largest - 1) > len(parts)
+
+
+def test_fewer_sentences_than_ranks_leave_fillers() -> None:
+    parts = micro_batches(np.array([4]), np.arange(1, 8), np.arange(1, 8), 97, 3)
+    assert [part.tolist() for part in parts] == [[4], [], []]
+
+
+def test_a_sentence_over_the_micro_batch_is_refused_by_the_name_of_the_field() -> None:
+    with pytest.raises(ValueError, match=r"hardware\.tokens_per_micro_batch is 5, but a sentence has 7 tokens"):
+        micro_batches(np.arange(7), np.arange(1, 8), np.arange(1, 8), 5, 1)
+
+
+# Updates
+
+
+@given(st.integers(0, 97))
+@settings(max_examples=30)
+def test_updates_cut_anywhere_go_on_as_the_uncut_sequence(start) -> None:
+    uncut = list(islice(Updates(*random_lengths(71), 257, seed=5, start=0), 113))
+    rest = list(islice(Updates(*random_lengths(71), 257, seed=5, start=start), 113 - start))
+    assert [number for number, _ in uncut] == list(range(113))
+    assert [(number, list(update)) for number, update in rest] == [(n, list(u)) for n, u in uncut[start:]]
+
+
+def test_updates_walk_the_epochs() -> None:
+    plans = [epoch_plan(*random_lengths(71), 257, 5, epoch) for epoch in range(3)]
+    expected = [update.tolist() for update in chain(*plans)]
+    walked = islice(Updates(*random_lengths(71), 257, seed=5, start=0), len(expected))
+    assert [update.tolist() for _, update in walked] == expected
+
+
+def test_no_sentence_at_all_is_refused() -> None:
+    nothing = np.array([], dtype=np.int64)
+    with pytest.raises(ValueError, match="no sentence"):
+        Updates(nothing, nothing, BUDGET, seed=1, start=0)
+
+
+# evaluation_batches
+
+
+@given(lengths, st.integers(1, 97))
+def test_evaluation_sees_every_sentence_once_and_a_long_one_alone(lengths, tokens) -> None:
+    batches = evaluation_batches(*lengths, tokens)
+    assert sorted(np.concatenate(batches)) == list(range(len(lengths[0])))
+    assert all(len(batch) == 1 or side[batch].sum() <= tokens for batch in batches for side in lengths)
+    longest = np.maximum(*lengths)[np.concatenate(batches)]
+    assert np.array_equal(longest, np.sort(longest))

@@ -1,0 +1,336 @@
+"""Beam search against enumeration, a slow search without caches, and teacher forcing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import aiayn.beam_search
+from aiayn.batching import Batch
+from aiayn.beam_search import Hypothesis, beam_search, translate_ids
+from aiayn.transformer import Transformer
+
+BOS, EOS = 2, 3
+SOURCES = [[5, 7, EOS], [11, EOS], [4, 4, 6, 5, 9, EOS], [8, 10, 12, 13, EOS], [7, EOS]]
+LogProbabilities = Callable[[Sequence[int], Sequence[int]], list[float]]  # of the next token, given source and prefix
+
+
+def prefix_hash(tokens: Sequence[int], state: int = 1) -> int:
+    for token in tokens:
+        state = (state * 31 + token + 7) % 10_007
+    return state
+
+
+class Table(torch.nn.Module):
+    """A model that looks the next token's logits up by a hash of the source and the whole prefix."""
+
+    def __init__(self, vocab_size: int, seed: int = 0, eos_bias: float = 0.0) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(seed)
+        self.table = torch.nn.Parameter(2 * torch.randn(10_007, vocab_size, generator=random, dtype=torch.float64))
+        with torch.no_grad():
+            self.table[:, EOS] += eos_bias
+        self.steps = self.rows = 0
+        self.eval()
+
+    def start(self, source: Tensor, source_offsets: Tensor) -> TableCache:
+        sentences = source.tensor_split(source_offsets[1:-1])
+        return TableCache(torch.tensor([[prefix_hash(sentence.tolist())] for sentence in sentences]))
+
+    def step(self, tokens: Tensor, cache: TableCache) -> Tensor:
+        assert tokens.shape == cache.state.shape
+        self.steps, self.rows = self.steps + 1, self.rows + len(tokens)
+        cache.state = (cache.state * 31 + tokens + 7) % 10_007
+        return self.table[cache.state]
+
+    def log_probabilities(self, source: Sequence[int], prefix: Sequence[int]) -> list[float]:
+        logits = self.table[prefix_hash([BOS, *prefix], prefix_hash(source))]
+        return logits.detach().log_softmax(-1).tolist()
+
+
+class TableCache:
+    def __init__(self, state: Tensor) -> None:
+        self.state = state  # (B, W)
+
+    def reorder(self, parents: Tensor) -> None:
+        self.state = self.state.gather(1, parents)
+
+    def keep(self, rows: Tensor) -> None:
+        self.state = self.state[rows]
+
+
+def search(model: Any, sources: Sequence[Sequence[int]], beam_size: int, alpha: float, extra: int) -> list[Hypothesis]:
+    source = torch.tensor([token for sentence in sources for token in sentence])
+    offsets = torch.tensor([0, *itertools.accumulate(len(sentence) for sentence in sources)])
+    return beam_search(
+        model, source, offsets, beam_size=beam_size, length_penalty=alpha, max_extra=extra, bos=BOS, eos=EOS
+    )
+
+
+def penalised(log_probability: float, length: int, alpha: float) -> float:
+    return log_probability / ((5 + length) / 6) ** alpha
+
+
+def teacher_forced(model: LogProbabilities, source: Sequence[int], tokens: Sequence[int]) -> float:
+    return sum(model(source, tokens[:i])[token] for i, token in enumerate(tokens))
+
+
+def greedy(model: LogProbabilities, source: Sequence[int], extra: int) -> Hypothesis:
+    """The most probable token at each step."""
+    ids: list[int] = []
+    for _ in range(len(source) + extra):
+        scores = model(source, ids)
+        ids.append(max(range(len(scores)), key=scores.__getitem__))
+        if ids[-1] == EOS:
+            break
+    finished = ids[-1] == EOS
+    return Hypothesis(ids[:-1] if finished else ids, teacher_forced(model, source, ids), 0.0, finished)
+
+
+def slow_search(model: LogProbabilities, source: Sequence[int], width: int, alpha: float, extra: int) -> Hypothesis:
+    """The algorithm as written down: one sentence, lists, no cache, never stopping before the limit."""
+    alive, finished = [(0.0, [])], []
+    for _ in range(len(source) + extra):
+        candidates: list[tuple[float, list[int]]] = []
+        for log_probability, ids in alive:
+            candidates += [(log_probability + p, [*ids, token]) for token, p in enumerate(model(source, ids))]
+        candidates = sorted(candidates, reverse=True)[: 2 * width]
+        finished += [(penalised(p, len(ids), alpha), p, ids) for p, ids in candidates if ids[-1] == EOS]
+        alive = [candidate for candidate in candidates if candidate[1][-1] != EOS][:width]
+    if not finished:
+        log_probability, ids = alive[0]
+        return Hypothesis(ids, log_probability, penalised(log_probability, len(ids), alpha), finished=False)
+    score, log_probability, ids = max(finished)
+    return Hypothesis(ids[:-1], log_probability, score, finished=True)
+
+
+def assert_same(ours: Hypothesis, expected: Hypothesis, tolerance: float = 1e-5) -> None:
+    assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
+    assert ours.log_probability == pytest.approx(expected.log_probability, rel=tolerance)
+    assert ours.score == pytest.approx(expected.score, rel=tolerance)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_beam_wide_enough_for_everything_finds_what_enumeration_finds(alpha: float, seed: int) -> None:
+    model, extra = Table(vocab_size=4, seed=seed), 3
+    sources = [[1, EOS], [0, EOS], [1, 2, EOS]]
+    for source, ours in zip(sources, search(model, sources, 3**6, alpha, extra), strict=True):
+        outputs = [
+            [*ids, EOS]
+            for length in range(len(source) + extra)
+            for ids in itertools.product(range(3), repeat=length)
+        ]
+        log_probabilities = [teacher_forced(model.log_probabilities, source, ids) for ids in outputs]
+        scores = [penalised(p, len(ids), alpha) for p, ids in zip(log_probabilities, outputs, strict=True)]
+        best = max(range(len(outputs)), key=scores.__getitem__)
+        assert_same(ours, Hypothesis(outputs[best][:-1], log_probabilities[best], scores[best], finished=True))
+
+
+def test_enumeration_needs_the_wide_beam() -> None:
+    # Control: what the test above compares with is not found by a narrow beam
+    wide = [search(Table(4, seed), SOURCES, 3**6, 0.6, 0) for seed in range(5)]
+    narrow = [search(Table(4, seed), SOURCES, 1, 0.6, 0) for seed in range(5)]
+    assert wide != narrow
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_beam_1_is_greedy(alpha: float) -> None:
+    for seed in range(7):
+        model = Table(vocab_size=17, seed=seed, eos_bias=2.0)
+        for source, ours in zip(SOURCES, search(model, SOURCES, 1, alpha, 5), strict=True):
+            expected = greedy(model.log_probabilities, source, 5)
+            assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
+            assert ours.log_probability == pytest.approx(expected.log_probability, rel=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("beam_size", [2, 3, 4, 7])
+def test_the_search_equals_a_slow_one_without_cache_batch_or_early_stop(beam_size: int, alpha: float) -> None:
+    for seed, eos_bias in itertools.product(range(3), (-3.0, 1.0, 4.0)):
+        model = Table(vocab_size=13, seed=seed, eos_bias=eos_bias)
+        for source, ours in zip(SOURCES, search(model, SOURCES, beam_size, alpha, 5), strict=True):
+            assert_same(ours, slow_search(model.log_probabilities, source, beam_size, alpha, 5))
+
+
+@given(seed=st.integers(0, 99), beam_size=st.integers(1, 5), alpha=st.sampled_from([0.0, 0.6, 1.5]))
+@settings(max_examples=30, deadline=None)
+def test_the_score_is_the_penalised_teacher_forced_log_probability(seed: int, beam_size: int, alpha: float) -> None:
+    model = Table(vocab_size=11, seed=seed, eos_bias=-2.0)
+    for source, ours in zip(SOURCES, search(model, SOURCES, beam_size, alpha, 3), strict=True):
+        tokens = ours.ids + [EOS] * ours.finished
+        log_probability = teacher_forced(model.log_probabilities, source, tokens)
+        assert ours.log_probability == pytest.approx(log_probability, rel=1e-5)
+        assert ours.score == pytest.approx(penalised(log_probability, len(tokens), alpha), rel=1e-5)
+
+
+@given(order=st.permutations(range(5)), cut=st.integers(1, 4), beam_size=st.integers(1, 5), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_the_output_depends_neither_on_order_nor_on_batch(
+    order: list[int], cut: int, beam_size: int, seed: int
+) -> None:
+    model = Table(vocab_size=13, seed=seed)
+    together = search(model, SOURCES, beam_size, 0.6, 5)
+    shuffled = [SOURCES[i] for i in order]
+    parts = search(model, shuffled[:cut], beam_size, 0.6, 5) + search(model, shuffled[cut:], beam_size, 0.6, 5)
+    assert parts == [together[i] for i in order]
+
+
+def test_stopping_early_changes_nothing_but_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outputs() -> tuple[list[list[Hypothesis]], int]:
+        models = [Table(vocab_size=13, seed=seed, eos_bias=bias) for seed in range(11) for bias in (0.0, 3.0)]
+        return [search(model, SOURCES, 4, 2.0, 5) for model in models], sum(model.rows for model in models)
+
+    early, early_work = outputs()
+    monkeypatch.setattr(aiayn.beam_search, "best_reachable_score", lambda p, *_: torch.full_like(p, torch.inf))
+    full, full_work = outputs()
+    assert early == full
+    assert early_work < 0.9 * full_work
+    # Control: a bound without the penalty of longer outputs stops too soon
+    monkeypatch.setattr(aiayn.beam_search, "best_reachable_score", lambda p, *_: p)
+    wrong, wrong_work = outputs()
+    assert wrong != full
+    assert wrong_work < early_work
+
+
+def test_without_eos_each_output_runs_to_its_own_limit_and_is_marked_unfinished() -> None:
+    model = Table(vocab_size=13, eos_bias=-1e9)
+    for source, ours in zip(SOURCES, search(model, SOURCES, 4, 0.6, 2), strict=True):
+        assert len(ours.ids) == len(source) + 2
+        assert not ours.finished
+        assert_same(ours, slow_search(model.log_probabilities, source, 4, 0.6, 2))
+    assert model.steps == max(map(len, SOURCES)) + 2
+
+
+def test_a_model_that_ends_at_once_gives_empty_outputs_in_one_step() -> None:
+    model = Table(vocab_size=13, eos_bias=1e3)
+    assert search(model, SOURCES, 4, 0.6, 50) == [Hypothesis([], 0.0, 0.0, finished=True)] * len(SOURCES)
+    assert model.steps == 1
+
+
+@pytest.mark.parametrize("beam_size", [2, 5, 31])
+def test_a_beam_wider_than_the_vocabulary_still_searches(beam_size: int) -> None:
+    model = Table(vocab_size=4, seed=1)
+    for source, ours in zip(SOURCES, search(model, SOURCES, beam_size, 0.6, 1), strict=True):
+        assert_same(ours, slow_search(model.log_probabilities, source, beam_size, 0.6, 1))
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    with pytest.raises(AssertionError, match="eval"):
+        search(Table(vocab_size=13).train(), SOURCES, 4, 0.6, 5)
+
+
+def translate(model: Any, sources: list[np.ndarray], tokens_per_batch: int, **changed: Any) -> list[Hypothesis]:
+    arguments = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5, "bos": BOS, "eos": EOS} | changed
+    return translate_ids(model, sources, tokens_per_batch=tokens_per_batch, **arguments)
+
+
+@given(lengths=st.lists(st.integers(0, 11), max_size=17), tokens_per_batch=st.integers(1, 200))
+@settings(max_examples=50, deadline=None)
+def test_translations_come_back_in_order_for_any_batches(lengths: list[int], tokens_per_batch: int) -> None:
+    random = np.random.default_rng(0)
+    sources = [random.integers(4, 13, size=length).astype(np.int32) for length in lengths]
+    model, told = Table(vocab_size=13), list[int]()
+    ours = translate(model, sources, tokens_per_batch, progress=told.append)
+    assert sum(told) == len(sources)
+    assert 0 not in told
+    for source, hypothesis in zip(sources, ours, strict=True):
+        if len(source):
+            assert hypothesis == search(model, [[*source.tolist(), EOS]], 4, 0.6, 5)[0]
+        else:
+            assert hypothesis == Hypothesis([], 0.0, 0.0, finished=True)
+
+
+def test_no_batch_of_several_sentences_exceeds_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [np.full(length, 5, dtype=np.uint16) for length in (3, 19, 2, 7, 0, 5, 5, 1, 1, 1)]
+    batches: list[list[int]] = []
+    start = Table.start
+
+    def spy(model: Table, source: Tensor, source_offsets: Tensor) -> TableCache:
+        assert source[source_offsets[1:] - 1].eq(EOS).all()
+        batches.append(source_offsets.diff().tolist())
+        return start(model, source, source_offsets)
+
+    monkeypatch.setattr(Table, "start", spy)
+    translate(Table(vocab_size=13), sources, 53)
+    assert batches == [[20], [8], [6, 6], [4, 3, 2], [2, 2]]
+    assert all(4 * len(batch) * max(batch) <= 53 for batch in batches[1:])
+
+
+# The real model
+
+VOCAB = 23
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sinusoids", "learned"])
+def transformer(request: pytest.FixtureRequest) -> Transformer:
+    torch.manual_seed(5)
+    model = Transformer(
+        num_layers=2, d_model=14, d_ff=19, num_heads=3, d_k=5, d_v=7, dropout=0.3,
+        learned_positions=request.param, max_length=11, vocab_size=VOCAB,
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)  # A new model is close to uniform: this one has opinions
+    return model.double().eval()
+
+
+def without_cache(model: Transformer) -> LogProbabilities:
+    """The next token's log probabilities from a whole forward pass, teacher forced, for one sentence."""
+
+    def log_probabilities(source: Sequence[int], prefix: Sequence[int]) -> list[float]:
+        batch = Batch(
+            source=torch.tensor(source),
+            target=torch.tensor([*prefix, EOS]),
+            target_input=torch.tensor([BOS, *prefix]),
+            source_offsets=torch.tensor([0, len(source)]),
+            target_offsets=torch.tensor([0, len(prefix) + 1]),
+        )
+        with torch.no_grad():
+            return model(batch)[-1].log_softmax(-1).tolist()
+
+    return log_probabilities
+
+
+def test_the_transformers_beam_1_is_greedy(transformer: Transformer) -> None:
+    for source, ours in zip(SOURCES, search(transformer, SOURCES, 1, 0.6, 3), strict=True):
+        expected = greedy(without_cache(transformer), source, 3)
+        assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
+        assert ours.log_probability == pytest.approx(expected.log_probability, rel=1e-5)
+
+
+@pytest.mark.parametrize("beam_size", [2, 4])
+def test_the_transformers_search_equals_the_slow_one_without_cache(transformer: Transformer, beam_size: int) -> None:
+    for source, ours in zip(SOURCES, search(transformer, SOURCES, beam_size, 0.6, 3), strict=True):
+        assert_same(ours, slow_search(without_cache(transformer), source, beam_size, 0.6, 3))
+
+
+def test_the_transformers_translations_do_not_depend_on_the_batch(transformer: Transformer) -> None:
+    random = np.random.default_rng(3)
+    sources = [random.integers(4, VOCAB, size=length) for length in (1, 7, 3, 3, 13, 0, 2, 5, 7, 1)]
+    one = translate(transformer, sources, 1)
+    for tokens_per_batch in (100, 10_000):
+        for ours, expected in zip(translate(transformer, sources, tokens_per_batch), one, strict=True):
+            assert_same(ours, expected)
+
+
+def test_a_model_that_has_translated_can_still_be_trained(transformer: Transformer) -> None:
+    translate(transformer, [np.array([5, 7, 11])], 100, max_extra=29)
+    batch = Batch(
+        source=torch.tensor([5, 7, EOS]),
+        target=torch.tensor([6, 8, EOS]),
+        target_input=torch.tensor([BOS, 6, 8]),
+        source_offsets=torch.tensor([0, 3]),
+        target_offsets=torch.tensor([0, 3]),
+    )
+    transformer.train()
+    transformer(batch).sum().backward()
+    transformer.eval()

@@ -1,0 +1,159 @@
+"""The configuration: every row at every scale, the paper's values, refusals in one line."""
+
+import dataclasses
+import itertools
+
+import pytest
+from omegaconf import OmegaConf
+
+from aiayn import config
+from aiayn.config import ConfigError, compose_row
+
+SCALES = ("paper", "small", "mini", "smoke")
+
+
+def test_the_base_row_has_the_papers_values():
+    base = config.rows()["base"]
+    assert dataclasses.asdict(base.model) == {
+        "num_layers": 6,
+        "d_model": 512,
+        "d_ff": 2048,
+        "num_heads": 8,
+        "d_k": 64,
+        "d_v": 64,
+        "dropout": 0.1,
+        "learned_positions": False,
+    }
+    training = base.training
+    assert (training.max_steps, training.warmup_steps, training.tokens_per_update) == (100_000, 4_000, 25_000)
+    assert (training.adam_beta1, training.adam_beta2, training.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (training.label_smoothing, training.learning_rate_factor) == (0.1, 1.0)
+    assert (base.decoding.beam_size, base.decoding.length_penalty, base.decoding.max_extra) == (4, 0.6, 50)
+    assert (base.paper.ppl, base.paper.bleu, base.paper.params_millions) == (4.92, 25.8, 65)
+
+
+# Table 3 as printed: what differs from base, PPL, BLEU, parameters.
+TABLE_3 = {
+    "base": ({}, 4.92, 25.8, 65),
+    "a_h1": ({"num_heads": 1, "d_k": 512, "d_v": 512}, 5.29, 24.9, None),
+    "a_h4": ({"num_heads": 4, "d_k": 128, "d_v": 128}, 5.00, 25.5, None),
+    "a_h16": ({"num_heads": 16, "d_k": 32, "d_v": 32}, 4.91, 25.8, None),
+    "a_h32": ({"num_heads": 32, "d_k": 16, "d_v": 16}, 5.01, 25.4, None),
+    "b_dk16": ({"d_k": 16}, 5.16, 25.1, 58),
+    "b_dk32": ({"d_k": 32}, 5.01, 25.4, 60),
+    "c_n2": ({"num_layers": 2}, 6.11, 23.7, 36),
+    "c_n4": ({"num_layers": 4}, 5.19, 25.3, 50),
+    "c_n8": ({"num_layers": 8}, 4.88, 25.5, 80),
+    "c_dmodel256": ({"d_model": 256, "d_k": 32, "d_v": 32}, 5.75, 24.5, 28),
+    "c_dmodel1024": ({"d_model": 1024, "d_k": 128, "d_v": 128}, 4.66, 26.0, 168),
+    "c_dff1024": ({"d_ff": 1024}, 5.12, 25.4, 53),
+    "c_dff4096": ({"d_ff": 4096}, 4.75, 26.2, 90),
+    "d_dropout00": ({"dropout": 0.0}, 5.77, 24.6, None),
+    "d_dropout02": ({"dropout": 0.2}, 4.95, 25.5, None),
+    "d_smoothing00": ({"label_smoothing": 0.0}, 4.67, 25.3, None),
+    "d_smoothing02": ({"label_smoothing": 0.2}, 5.47, 25.7, None),
+    "e_learned_positions": ({"learned_positions": True}, 4.92, 25.7, None),
+    "big": ({"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3, "max_steps": 300_000}, 4.33, 26.4, 213),
+}
+
+
+def test_each_row_differs_from_base_in_the_papers_cells_and_in_nothing_else():
+    rows = config.rows()
+    assert list(rows) == list(TABLE_3) == list(config.ROWS)
+    base = {**dataclasses.asdict(rows["base"].model), **dataclasses.asdict(rows["base"].training)}
+    for name, (changes, ppl, bleu, params) in TABLE_3.items():
+        row = rows[name]
+        assert {**dataclasses.asdict(row.model), **dataclasses.asdict(row.training)} == {**base, **changes}, name
+        assert (row.paper.ppl, row.paper.bleu, row.paper.params_millions) == (ppl, bleu, params), name
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_composes_at_every_scale_to_what_the_command_line_gives(scale):
+    for name in config.ROWS:
+        run = compose_row(f"experiment={name}", f"scale={scale}")
+        unscaled = dataclasses.replace(config.rows()[name], scale=run.scale)
+        assert run == config.checked(config.scaled(unscaled)), name
+        assert config.variation(run) == "", name
+
+
+def test_every_file_of_experiments_and_sweeps_is_known_and_every_point_of_a_sweep_composes():
+    assert set(config._read_folder("experiments")) == set(config.ROWS)
+    sweeps = config._read_folder("sweeps")
+    assert set(sweeps) == {"table3", "seeds"}
+    for name, sweep in sweeps.items():
+        params = sweep["hydra"]["sweeper"]["params"]
+        choices = [
+            [f"{key}={value}" for value in (config.ROWS if values == "glob(*)" else str(values).split(","))]
+            for key, values in params.items()
+        ]
+        points = list(itertools.product(*choices))
+        assert len(points) == {"table3": 20, "seeds": 3}[name]
+        for point in points:
+            compose_row(*point)
+
+
+def test_the_paper_scale_changes_nothing_and_other_scales_multiply():
+    paper, mini = compose_row("scale=paper"), compose_row("scale=mini")
+    assert paper == config.rows()["base"]
+    assert mini.model.d_model == round(512 * mini.scale.width)
+    assert mini.training.max_steps == round(100_000 * mini.scale.steps)
+    assert (mini.model.num_heads, mini.model.dropout) == (8, 0.1)
+
+
+def test_a_config_file_gives_the_same_run_back(tmp_path):
+    run = compose_row("experiment=big", "seed=7")
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml(run))
+    assert config.read(path) == run
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.dropout=1.0", ("model.dropout", "1.0", "below 1")),
+        ("model.num_heads=0", ("model.num_heads", "0", "at least 1")),
+        ("training.label_smoothing=-0.1", ("training.label_smoothing", "-0.1", "at least 0")),
+        ("model.dropout=nan", ("model.dropout", "nan", "below 1")),
+        ("training.adam_epsilon=inf", ("training.adam_epsilon", "inf", "at most 1")),
+        ("model.d_model=520", ("model.d_model", "65", "even")),
+        ("training.tokens_per_update=100", ("training.tokens_per_update", "data.max_length")),
+        ("seed=abc", ("seed", "abc")),
+        ("wandb.mode=maybe", ("wandb.mode", "maybe", "offline, online, disabled")),
+        ("data.name=../escape", ("data.name", "../escape")),
+        ("+model.num_layer=3", ("model.num_layer", "did you mean model.num_layers?")),
+        ("data=files", ("data.train_source", "no value")),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_line_naming_key_value_and_remedy(override, words):
+    with pytest.raises(ConfigError) as caught:
+        compose_row(override)
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_with_other_values_than_its_row_gets_its_own_folder():
+    plain, same, other = (compose_row("experiment=a_h1", *more) for more in ((), ("model.dropout=0.1",), ("seed=2",)))
+    assert str(config.run_folder(plain)) == "runs/tiny-mini/a_h1/seed1"
+    assert config.run_folder(same) == config.run_folder(plain)
+    assert str(config.run_folder(other)) == "runs/tiny-mini/a_h1/seed2"
+    varied = [compose_row("experiment=a_h1", override) for override in ("model.dropout=0.3", "training.warmup_steps=800")]
+    folders = {config.run_folder(run) for run in varied}
+    assert len(folders) == 2
+    assert all("/a_h1+" in str(folder) for folder in folders)
+
+
+def test_every_number_has_a_range():
+    for key, _, meta in config._leaves(config.Config()):
+        if not meta:
+            assert key.rpartition(".")[2] in {
+                *("learned_positions", "project", "entity", "output", "prepared", "params_millions"),
+                *(f"{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")),
+            }, key
+
+
+def test_no_value_stands_twice_in_conf_and_experiments():
+    base = OmegaConf.create(config._read_folder("conf")["config"])
+    for name, row in config._read_folder("experiments").items():
+        for section in ("model", "training"):
+            for key, value in row.get(section, {}).items():
+                assert base[section][key] != value, f"{name} repeats {section}.{key}"

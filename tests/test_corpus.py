@@ -1,0 +1,134 @@
+import gzip
+import lzma
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aiayn.corpus import EMBEDDED, DataError, Files, read_lines, read_pairs
+
+every_example_in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "text.en", tmp_path / "text.de")
+
+
+def lines_of(path: Path, data: bytes) -> list[bytes]:
+    path.write_bytes(data)
+    return list(read_lines(path))
+
+
+# read_lines
+
+
+@pytest.mark.parametrize("inside", ["\r", "\u2028", "\u2029", "\x85", "\f", "\v", "\x1c", "\x1e"])
+def test_only_a_line_feed_ends_a_line(tmp_path, inside) -> None:
+    text = f"one{inside}still one"
+    assert len(text.splitlines()) == 2  # what a careless reader would see
+    assert lines_of(tmp_path / "text", f"{text}\ntwo\n".encode()) == [text.encode(), b"two"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"one\ntwo\n", b"one\ntwo", b"one\r\ntwo\r\n", b"\xef\xbb\xbfone\ntwo\n", b"\xef\xbb\xbfone\r\ntwo"]
+)
+def test_line_ends_and_byte_order_marks_are_no_text(tmp_path, data) -> None:
+    assert lines_of(tmp_path / "text", data) == [b"one", b"two"]
+
+
+def test_empty_lines_are_lines_and_an_empty_file_has_none(tmp_path) -> None:
+    assert lines_of(tmp_path / "text", b"\n\na\n\n") == [b"", b"", b"a", b""]
+    assert lines_of(tmp_path / "text", b"") == []
+
+
+@given(st.lists(st.binary().filter(lambda line: b"\n" not in line), max_size=7))
+@every_example_in_one_folder
+def test_any_bytes_keep_their_number_of_lines(tmp_path, lines) -> None:
+    # A first line that begins like UTF-16 is refused
+    data = b"".join(b"-" + line + b"\n" for line in lines)
+    assert len(lines_of(tmp_path / "text", data)) == len(lines)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_a_compressed_file_reads_as_a_plain_one_and_a_torn_one_is_refused_by_name(tmp_path, suffix, pack) -> None:
+    data = b"".join(b"%d\n" % i for i in range(10_007))
+    packed = tmp_path / f"text{suffix}"
+    assert lines_of(packed, pack(data)) == lines_of(tmp_path / "text", data)
+    for damaged in (pack(data)[:-7], b"<html>404</html>\n", pack(data)[:50] + b"\0\0\0\0\0" + pack(data)[55:]):
+        with pytest.raises(DataError, match=f"cannot read .*text{suffix}"):
+            lines_of(packed, damaged)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_refused_by_name(tmp_path, encoding) -> None:
+    with pytest.raises(DataError, match="text is UTF-16"):
+        lines_of(tmp_path / "text", "\ufeffone\ntwo\n".encode(encoding))
+
+
+def test_a_missing_file_is_named(tmp_path) -> None:
+    with pytest.raises(DataError, match=r"cannot read .*nowhere"):
+        list(read_lines(tmp_path / "nowhere"))
+
+
+# read_pairs
+
+
+def test_different_numbers_of_lines_are_refused_with_both_numbers(files) -> None:
+    files.source.write_text("a\nb\nc\n")
+    files.target.write_text("x\ny\n")
+    with pytest.raises(DataError, match=r"text\.en has 3 lines, .*text\.de has 2"):
+        list(read_pairs(files, Counter()))
+
+
+def test_dropped_pairs_are_counted_by_reason_and_pairs_stay_aligned(files) -> None:
+    files.source.write_bytes(b"a\n\nc\nd\xff\n \t\nf\n")
+    files.target.write_bytes(b"A\nB\nC\nD\nE\n\xc3\n")
+    dropped: Counter[str] = Counter()
+    assert list(read_pairs(files, dropped)) == [("a", "A"), ("c", "C")]
+    assert dropped == {"empty": 2, "invalid UTF-8": 2}
+
+
+@given(st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=17))
+@every_example_in_one_folder
+def test_lines_read_are_pairs_kept_plus_pairs_dropped_by_reason(files, rows) -> None:
+    for side, path in enumerate((files.source, files.target)):
+        path.write_bytes(b"".join(row[side].replace(b"\n", b"") + b"\n" for row in [(b"first", b"first"), *rows]))
+    dropped: Counter[str] = Counter()
+    assert len(list(read_pairs(files, dropped))) + dropped.total() == 1 + len(rows)
+    assert set(dropped) <= {"empty", "invalid UTF-8"}
+
+
+def test_without_cleaning_every_line_stays(files) -> None:
+    files.source.write_text("a\n\n \nd\n")
+    files.target.write_text("\nB\n\n\n")
+    assert list(read_pairs(files, None)) == [("a", ""), ("", "B"), (" ", ""), ("d", "")]
+
+
+def test_without_cleaning_invalid_utf_8_is_refused_with_its_line(files) -> None:
+    files.source.write_bytes(b"a\nb\n")
+    files.target.write_bytes(b"A\n\xff\n")
+    with pytest.raises(DataError, match=r"text\.de, line 2: .*invalid start byte"):
+        list(read_pairs(files, None))
+
+
+# The embedded corpus
+
+
+def test_the_embedded_corpus_is_clean_and_its_splits_do_not_overlap() -> None:
+    dropped: Counter[str] = Counter()
+    splits = {split: list(read_pairs(files, dropped)) for split, files in EMBEDDED.items()}
+    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 34_913, "dev": 939, "test": 916}
+    assert dropped.total() == 0
+    train = set(splits["train"])
+    assert not any(pair in train for pair in splits["dev"] + splits["test"])
+    assert not set(splits["dev"]) & set(splits["test"])
+
+
+def test_the_embedded_corpus_carries_its_licence_and_its_attribution() -> None:
+    tiny = resources.files("aiayn") / "tiny"
+    assert "Apache License" in (tiny / "LICENSE.md").read_text()
+    assert "Home Assistant contributors" in (tiny / "NOTICE.md").read_text()

@@ -1,0 +1,240 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aiayn.corpus import DataError, Files
+from aiayn.dataset import SIDES, SPLITS, Dataset, _packed, prepare
+from aiayn.tokenizer import EOS
+
+MAX_LENGTH = 23
+VOCAB_SIZE = 41
+
+# What `python -c` runs in another process: folder, source folder, then optionally the write at which it dies
+PREPARE = """
+import os, signal, sys
+from pathlib import Path
+from aiayn.corpus import Files
+from aiayn.dataset import prepare
+writes, replace = 0, Path.replace
+def dying(self, target):
+    global writes
+    writes += 1
+    if writes == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return replace(self, target)
+Path.replace = dying
+splits = [Files(Path(sys.argv[2], f"{s}.en"), Path(sys.argv[2], f"{s}.de")) for s in ("train", "dev", "test")]
+print(prepare(Path(sys.argv[1]), *splits, vocab_size=41, max_length=23, progress=print).sha256)
+"""
+
+
+def prepare_elsewhere(folder: Path, text: Path, dies_at: int = 0, **environment: str) -> tuple[int, str]:
+    """Exit status and output of another process."""
+    command = [sys.executable, "-c", PREPARE, folder, text, str(dies_at)]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    return finished.returncode, finished.stdout
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    words = ["low", "lower", "new", "newest", "wide", "wider"]
+    for split, count in (("train", 97), ("dev", 13), ("test", 11)):
+        rows = [[words[(i * k) % 6] for k in range(1, 2 + i % 5)] for i in range(count)]
+        (folder / f"{split}.en").write_text("".join(" ".join(row) + "\n" for row in rows))
+        (folder / f"{split}.de").write_text("".join(" ".join(reversed(row)) + "\n" for row in rows))
+    return folder
+
+
+def prepare_here(folder: Path, text: Path, **changed: int) -> Dataset:
+    splits = [Files(text / f"{split}.en", text / f"{split}.de") for split in SPLITS]
+    settings = {"vocab_size": VOCAB_SIZE, "max_length": MAX_LENGTH} | changed
+    return prepare(folder, *splits, **settings, progress=lambda message: None)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, text) -> Dataset:
+    return prepare_here(tmp_path_factory.mktemp("prepared") / "small", text)
+
+
+@pytest.fixture
+def copy(prepared, tmp_path) -> Path:
+    return Path(shutil.copytree(prepared.folder, tmp_path / "small"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def decoded(dataset: Dataset, split, side) -> list[str]:
+    pairs = dataset.pairs(split)
+    ids, offsets = getattr(pairs, f"{side}_ids"), getattr(pairs, f"{side}_offsets")
+    sentences = [ids[start:end] for start, end in pairwise(offsets)]
+    assert all(sentence[-1] == EOS and EOS not in sentence[:-1] for sentence in sentences)
+    return dataset.tokenizer.decode(sentences)
+
+
+# What is prepared
+
+
+def test_the_encoded_splits_are_the_text(prepared, text) -> None:
+    for split in SPLITS:
+        for side, language in zip(SIDES, ("en", "de"), strict=True):
+            assert decoded(prepared, split, side) == (text / f"{split}.{language}").read_text().splitlines()
+
+
+def test_lengths_count_eos(prepared) -> None:
+    pairs = prepared.pairs("dev")
+    expected = [len(ids) + 1 for ids in prepared.tokenizer.encode(prepared.texts("dev", "target"))]
+    assert pairs.target_lengths.tolist() == expected
+    assert pairs.source_lengths.sum() == len(pairs.source_ids)
+    assert len(pairs) == 13
+
+
+def test_ids_take_two_bytes_as_long_as_they_fit(prepared) -> None:
+    assert prepared.pairs("train").source_ids.dtype == np.uint16
+    packed, lengths = _packed([np.array([65_536], dtype=np.int32)], 65_537)
+    assert packed.tolist() == [65_536, EOS]
+    assert lengths.tolist() == [2]
+
+
+def test_training_lines_are_kept_or_dropped_by_reason_and_dev_lines_are_all_kept(tmp_path, text) -> None:
+    folder = Path(shutil.copytree(text, tmp_path / "text"))
+    for split in ("train", "dev"):
+        for language in ("en", "de"):
+            with (folder / f"{split}.{language}").open("ab") as file:
+                file.write(b"\n" + b"new low " * MAX_LENGTH + b"\nnew\rest\n")
+    with (folder / "train.en").open("ab") as english, (folder / "train.de").open("ab") as german:
+        english.write(b"low\xff\n")
+        german.write(b"low\n")
+    dataset = prepare_here(tmp_path / "small", folder)
+    train, dev = (dataset.manifest["splits"][split] for split in ("train", "dev"))
+    assert train["lines"] == 97 + 4
+    assert train["dropped"] == {"empty": 1, "invalid UTF-8": 1, "too long": 1}
+    assert train["kept"] == len(dataset.pairs("train")) == 98
+    assert dev["lines"] == dev["kept"] == len(dataset.pairs("dev")) == 13 + 3
+    assert decoded(dataset, "dev", "target") == dataset.texts("dev", "target")
+    assert dataset.texts("dev", "source")[-3:] == ["", "new low " * MAX_LENGTH, "new\rest"]
+
+
+def test_a_training_pair_of_exactly_the_maximum_length_is_kept(tmp_path, text, prepared) -> None:
+    longest = int(max(prepared.pairs("train").source_lengths.max(), prepared.pairs("train").target_lengths.max()))
+    at_limit = prepare_here(tmp_path / "at", text, max_length=longest).manifest["splits"]["train"]
+    below = prepare_here(tmp_path / "below", text, max_length=longest - 1).manifest["splits"]["train"]
+    assert at_limit["dropped"]["too long"] == 0
+    assert below["dropped"]["too long"] > 0
+
+
+def test_unseen_characters_are_counted(tmp_path, text) -> None:
+    folder = Path(shutil.copytree(text, tmp_path / "text"))
+    (folder / "test.de").write_text((folder / "test.de").read_text().replace("new", "ж", 1).replace("low", "жж", 1))
+    counts = prepare_here(tmp_path / "small", folder).manifest["splits"]
+    assert counts["test"]["target_unknown"] == 2  # a run of unseen characters is one unknown token
+    assert counts["test"]["source_unknown"] == counts["train"]["target_unknown"] == 0
+
+
+def test_text_without_a_pair_to_learn_from_is_refused(tmp_path, text) -> None:
+    folder = Path(shutil.copytree(text, tmp_path / "text"))
+    (folder / "train.en").write_text("\n\n")
+    (folder / "train.de").write_text("a\n\n")
+    with pytest.raises(DataError, match="hold no sentence pair to learn from"):
+        prepare_here(tmp_path / "small", folder)
+    with pytest.raises(DataError, match=r"train\.de leave no sentence pair \(data\.max_length is 1\)"):
+        prepare_here(tmp_path / "other", text, max_length=1)
+
+
+def test_missing_text_is_named_before_anything_is_written(tmp_path, text) -> None:
+    with pytest.raises(DataError, match=r"cannot read .*nowhere/train\.en"):
+        prepare_here(tmp_path / "small", tmp_path / "nowhere")
+    assert not (tmp_path / "small").exists()
+
+
+# Again, elsewhere, at once, after a crash
+
+
+def test_preparing_twice_writes_nothing_the_second_time(prepared, text) -> None:
+    def stamps() -> dict[str, tuple[int, int]]:
+        return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in prepared.folder.iterdir()}
+
+    before = stamps()
+    assert prepare_here(prepared.folder, text).sha256 == prepared.sha256
+    assert stamps() == before
+
+
+def test_bytes_do_not_depend_on_hash_seed_locale_threads_or_folder(tmp_path, text, prepared) -> None:
+    environment = {"PYTHONHASHSEED": "3", "LC_ALL": "C", "PYTHONUTF8": "0", "OMP_NUM_THREADS": "3"}
+    assert prepare_elsewhere(tmp_path / "small", text, **environment)[0] == 0
+    assert contents(tmp_path / "small") == contents(prepared.folder)
+
+
+@pytest.mark.parametrize("write", [1, 2, 9, 18])
+def test_a_kill_at_any_write_then_again_gives_the_same_files(tmp_path, text, prepared, write) -> None:
+    assert prepare_elsewhere(tmp_path / "small", text, dies_at=write)[0] == -signal.SIGKILL
+    with pytest.raises(DataError, match="holds no prepared data: aiayn prepare data=small"):
+        Dataset.open(tmp_path / "small")
+    prepare_here(tmp_path / "small", text)
+    assert contents(tmp_path / "small") == contents(prepared.folder)
+
+
+def test_of_several_processes_at_once_one_works_and_the_others_wait(tmp_path, text, prepared) -> None:
+    with ThreadPoolExecutor() as pool:
+        outputs = [output for _, output in pool.map(lambda _: prepare_elsewhere(tmp_path / "small", text), range(3))]
+    assert sum("learning" in output for output in outputs) == 1
+    assert {output.split()[-1] for output in outputs} == {prepared.sha256}
+
+
+# Damage
+
+
+def test_every_damaged_file_is_refused_by_name_with_the_command_that_repairs_it(copy, text) -> None:
+    for path in sorted(copy.iterdir()):
+        if path.name == ".lock":
+            continue
+        whole = path.read_bytes()
+        middle = len(whole) // 2
+        for damaged in (whole[:middle], whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :], b""):
+            path.write_bytes(damaged)
+            with pytest.raises(DataError, match=rf"{path.name}.*rm -r .*small && aiayn prepare data=small"):
+                prepare_here(copy, text)
+        path.unlink()
+        with pytest.raises(DataError, match=f"{path.name} is missing|holds no prepared data"):
+            Dataset.open(copy)
+        path.write_bytes(whole)
+    assert Dataset.open(copy)
+
+
+@pytest.mark.parametrize("foreign", ["", "[]", "3", '"schema"', "{}", "<html>", '{"schema": 1}', '{"schema": 2}'])
+def test_a_foreign_manifest_is_refused_with_the_command_that_repairs_it(copy, text, foreign) -> None:
+    (copy / "manifest.json").write_text(foreign)
+    with pytest.raises(DataError, match=r"rm -r .*small && aiayn prepare data=small"):
+        prepare_here(copy, text)
+
+
+def test_a_folder_prepared_from_something_else_is_refused_with_both_values(copy, text, tmp_path) -> None:
+    with pytest.raises(DataError, match=r"vocab_size was 41, is 37.*aiayn prepare data=small"):
+        prepare_here(copy, text, vocab_size=37)
+    with pytest.raises(DataError, match="max_length was 23, is 29"):
+        prepare_here(copy, text, max_length=29)
+    other = Path(shutil.copytree(text, tmp_path / "text"))
+    with (other / "dev.de").open("a") as file:
+        file.write("wide\n")
+    with pytest.raises(DataError, match=r"dev\.target was [0-9a-f]{64}, is [0-9a-f]{64}"):
+        prepare_here(copy, other)
+
+
+def test_the_manifest_says_nothing_of_time_or_machine(prepared, text) -> None:
+    written = (prepared.folder / "manifest.json").read_text()
+    manifest = json.loads(written)
+    assert set(manifest) == {"schema", "settings", "splits", "files", "sha256"}
+    assert set(manifest["files"]) == {path.name for path in prepared.folder.iterdir()} - {"manifest.json", ".lock"}
+    assert str(prepared.folder.parent) not in written
+    assert str(text) not in written

@@ -1,0 +1,371 @@
+"""The Transformer against torch.nn.Transformer, itself one token at a time, finite differences and the paper's sizes."""
+
+import copy
+import math
+from itertools import accumulate
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aiayn.batching import Batch
+from aiayn.loss import label_smoothed_cross_entropy
+from aiayn.transformer import Dropout, LearnedPositions, Sinusoids, Transformer, sinusoids
+
+BOS, EOS = 2, 3
+VOCAB = 23
+SOURCES = [[5, 7, 11, EOS], [13, EOS], [4, 4, 6, 5, 9, EOS]]
+TARGETS = [[8, EOS], [10, 12, 13, 4, EOS], [7, 6, EOS]]
+SIZES = {"num_layers": 2, "d_model": 14, "d_ff": 19, "num_heads": 3, "d_k": 5, "d_v": 7, "dropout": 0.1}
+
+
+def transformer(**changes: float) -> Transformer:
+    """A small float64 model in evaluation mode, no parameter of which is zero or one throughout."""
+    torch.manual_seed(17)
+    model = Transformer(**{**SIZES, "learned_positions": False, "max_length": 7, "vocab_size": VOCAB, **changes})
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, mean=0.5)
+    return model.double().eval()
+
+
+def pack(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
+    return torch.tensor(sum(sentences, [])), torch.tensor([0, *accumulate(map(len, sentences))])
+
+
+def batch(sources: list[list[int]] = SOURCES, targets: list[list[int]] = TARGETS) -> Batch:
+    (source, source_offsets), (target, target_offsets) = pack(sources), pack(targets)
+    target_input, _ = pack([[BOS, *target[:-1]] for target in targets])
+    return Batch(source, target, target_input, source_offsets, target_offsets)
+
+
+def per_sentence(logits: Tensor) -> tuple[Tensor, ...]:
+    return logits.split([len(target) for target in TARGETS])
+
+
+class Halve(nn.Module):
+    """Stands in for dropout, so that where it acts shows in the result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5
+
+
+def reference(ours: Transformer, dropout: nn.Module) -> tuple[nn.Transformer, Tensor, Tensor]:
+    """torch.nn.Transformer with our weights, and both sides embedded and padded; no final norms, dropout where ours is."""
+    d_model, heads = ours.d_model, ours.encoder[0].self_attention.num_heads
+    theirs = nn.Transformer(
+        d_model, heads, len(ours.encoder), len(ours.decoder), 19, dropout=0.0, layer_norm_eps=1e-6,
+        batch_first=True, norm_first=False, dtype=torch.float64,
+    )  # fmt: skip
+    theirs.encoder.norm = theirs.decoder.norm = None
+    for module in theirs.modules():
+        for name in ("dropout1", "dropout2", "dropout3"):  # on each sub-layer's output
+            if hasattr(module, name):
+                setattr(module, name, dropout)
+    for a, b in [*zip(theirs.encoder.layers, ours.encoder, strict=True), *zip(theirs.decoder.layers, ours.decoder, strict=True)]:
+        attentions, norms = [(a.self_attn, b.self_attention)], [(a.norm1, b.after_self_attention.norm)]
+        if hasattr(a, "multihead_attn"):
+            attentions.append((a.multihead_attn, b.memory_attention))
+            norms.append((a.norm2, b.after_memory_attention.norm))
+        norms.append((a.norm3 if hasattr(a, "norm3") else a.norm2, b.after_feed_forward.norm))
+        for x, y in attentions:
+            x.in_proj_weight.data = torch.cat([y.query.weight, y.key.weight, y.value.weight])
+            x.in_proj_bias.data = torch.cat([y.query.bias, y.key.bias, y.value.bias])
+            x.out_proj.load_state_dict(y.output.state_dict())
+        for x, y in [*norms, (a.linear1, b.feed_forward[0]), (a.linear2, b.feed_forward[2])]:
+            x.load_state_dict(y.state_dict())
+    sides = []
+    for sentences in (SOURCES, [[BOS, *target[:-1]] for target in TARGETS]):
+        tokens = nn.utils.rnn.pad_sequence([torch.tensor(sentence) for sentence in sentences], batch_first=True)
+        positions = sinusoids(tokens.size(1), d_model)
+        sides.append(dropout(ours.embedding(tokens) * math.sqrt(d_model) + positions))
+    return theirs, *sides
+
+
+@pytest.mark.parametrize("dropout", [nn.Identity(), Halve()])
+def test_it_is_torch_s_transformer_with_dropout_in_the_two_places_only(dropout: nn.Module) -> None:
+    ours = transformer(d_model=12, num_heads=4, d_k=3, d_v=3)
+    for module in ours.modules():
+        for name, child in module.named_children():
+            if isinstance(child, Dropout):
+                setattr(module, name, dropout)
+    theirs, source, target = reference(ours, dropout)
+    source_padding, target_padding = (
+        torch.arange(x.size(1)) >= torch.tensor([len(s) for s in sentences]).unsqueeze(1)
+        for x, sentences in ((source, SOURCES), (target, TARGETS))
+    )
+    later = torch.ones(target.size(1), target.size(1), dtype=torch.bool).triu(1)
+    hidden = theirs.train()(
+        source, target, tgt_mask=later,
+        src_key_padding_mask=source_padding, tgt_key_padding_mask=target_padding, memory_key_padding_mask=source_padding,
+    )  # fmt: skip
+    torch.testing.assert_close(ours.train()(batch()), hidden[~target_padding] @ ours.embedding.weight.T)
+
+
+def test_sentences_in_one_batch_equal_sentences_alone() -> None:
+    model = transformer()
+    together = per_sentence(model(batch()))
+    for source, target, expected in zip(SOURCES, TARGETS, together, strict=True):
+        torch.testing.assert_close(model(batch([source], [target])), expected)
+    # Control: another source sentence gives other logits
+    assert not torch.allclose(model(batch([SOURCES[1]], [TARGETS[0]])), together[0])
+
+
+def test_a_later_target_token_never_changes_an_earlier_logit() -> None:
+    model, given = transformer(), batch()
+    logits = model(given)
+    for changed in range(len(given.target)):
+        target_input = given.target_input.clone()
+        target_input[changed] = 14
+        other = model(Batch(given.source, given.target, target_input, given.source_offsets, given.target_offsets))
+        different = (logits != other).any(1).nonzero().squeeze(1).tolist()
+        end = next(int(end) for end in given.target_offsets if end > changed)
+        assert different == list(range(changed, end))
+
+
+def test_every_source_token_changes_every_logit_of_its_sentence_and_no_other() -> None:
+    model, given = transformer(), batch()
+    logits = model(given)
+    for changed in range(len(given.source)):
+        source = given.source.clone()
+        source[changed] = 14
+        other = model(Batch(source, given.target, given.target_input, given.source_offsets, given.target_offsets))
+        sentence = int(torch.searchsorted(given.source_offsets, changed, right=True)) - 1
+        expected = torch.zeros(len(logits), dtype=torch.bool)
+        expected[given.target_offsets[sentence] : given.target_offsets[sentence + 1]] = True
+        assert torch.equal((logits != other).any(1), expected)
+
+
+@pytest.mark.parametrize("learned_positions", [False, True])
+def test_one_token_at_a_time_equals_all_at_once(learned_positions: bool) -> None:
+    model = transformer(learned_positions=learned_positions)
+    target = [[8, 4, 6, 10, 9, 5, 7, 11, EOS]] * len(SOURCES)  # beyond max_length, too
+    expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
+    cache = model.start(*pack(SOURCES))
+    for t, token in enumerate([BOS, *target[0][:-1]]):
+        logits = model.step(torch.full((len(SOURCES), 1), token), cache)
+        torch.testing.assert_close(logits[:, 0], expected[:, t])
+
+
+def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past() -> None:
+    model = transformer()
+    cache = model.start(*pack(SOURCES))
+    sources, pasts = SOURCES, [[[]] for _ in SOURCES]
+    random = torch.Generator().manual_seed(3)
+    for width, kept in ((3, [0, 1, 2]), (4, [2, 0]), (2, [0, 1]), (5, [1])):
+        old = len(pasts[0])
+        tokens = torch.randint(4, VOCAB, (len(sources), old), generator=random)
+        pasts = [
+            [[*past, int(token)] for past, token in zip(hypotheses, row, strict=True)]
+            for hypotheses, row in zip(pasts, tokens, strict=True)
+        ]
+        logits = model.step(tokens, cache)
+        assert logits.shape == (len(sources), old, VOCAB)
+        for source, hypotheses, row in zip(sources, pasts, logits, strict=True):
+            for past, ours in zip(hypotheses, row, strict=True):
+                given = batch([source], [past])
+                given.target_input[:] = torch.tensor(past)
+                torch.testing.assert_close(ours, model(given)[-1])
+        cache.keep(torch.tensor(kept))
+        parents = torch.randint(old, (len(kept), width), generator=random)
+        cache.reorder(parents)
+        sources = [sources[row] for row in kept]
+        pasts = [[pasts[row][int(parent)] for parent in line] for row, line in zip(kept, parents, strict=True)]
+        # The source is there once for all hypotheses
+        assert cache.layers[0].memory_keys.shape[:2] == (len(kept), SIZES["num_heads"])
+
+
+def test_reordering_matters() -> None:
+    # Control of the test above: the wrong past gives other logits
+    model = transformer()
+    results = []
+    for parents in ([[0, 1]], [[1, 0]]):
+        cache = model.start(*pack(SOURCES[:1]))
+        cache.reorder(torch.tensor([[0, 0]]))
+        model.step(torch.tensor([[5, 6]]), cache)
+        cache.reorder(torch.tensor(parents))
+        results.append(model.step(torch.tensor([[7, 7]]), cache))
+    assert not torch.allclose(results[0], results[1])
+    torch.testing.assert_close(results[0], results[1].flip(1))
+
+
+def test_the_gradient_of_every_parameter_equals_finite_differences() -> None:
+    model = transformer(num_layers=1, d_model=4, d_ff=5, num_heads=2, d_k=2, d_v=3, vocab_size=15, learned_positions=True)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+
+    def loss(*values: Tensor) -> Tensor:
+        state = dict(zip(names, values, strict=True))
+        hidden = torch.func.functional_call(_Hidden(model), {f"model.{name}": x for name, x in state.items()}, (batch(),))
+        return label_smoothed_cross_entropy(hidden, state["embedding.weight"], batch().target, 0.1)[0]
+
+    assert torch.autograd.gradcheck(loss, parameters, fast_mode=True)
+
+
+class _Hidden(nn.Module):
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, given: Batch) -> Tensor:
+        return self.model.hidden(given)
+
+
+def test_the_loss_of_the_hidden_states_is_the_loss_of_the_logits() -> None:
+    model, given = transformer(), batch()
+    _, nats = label_smoothed_cross_entropy(model.hidden(given), model.embedding.weight, given.target, 0.1)
+    torch.testing.assert_close(nats, F.cross_entropy(model(given), given.target, reduction="sum"))
+
+
+def test_source_target_and_softmax_share_one_embedding() -> None:
+    model, given = transformer(), batch()
+    assert [tuple(p.shape) for p in model.parameters()].count((VOCAB, 14)) == 1
+    # Token 20 is in no sentence, 11 only in the first source, 12 only in the second target
+    for token, sentences in ((20, set()), (11, {0}), (12, {1})):
+        before = model(given)
+        with torch.no_grad():
+            model.embedding.weight[token] += 1
+        moved = model(given) != before
+        assert moved[:, token].all()
+        moved[:, token] = False
+        assert {i for i, logits in enumerate(per_sentence(moved)) if logits.any()} == sentences
+
+
+def test_embeddings_start_with_the_standard_deviation_that_sqrt_d_model_undoes() -> None:
+    model = Transformer(**{**SIZES, "d_model": 64}, learned_positions=True, max_length=101, vocab_size=211)
+    for weight in (model.embedding.weight, model.source_positions.weight, model.target_positions.weight):
+        assert weight.detach().std().item() == pytest.approx(1 / 8, rel=0.03)
+        assert abs(weight.detach().mean().item()) < 0.01
+    tokens = model.eval()._embed(torch.arange(211), torch.zeros(64))
+    assert tokens.detach().std().item() == pytest.approx(1, rel=0.03)
+
+
+def test_the_feed_forward_network_starts_glorot_uniform_with_biases_of_zero() -> None:
+    model = Transformer(**{**SIZES, "d_model": 46, "d_ff": 97}, learned_positions=False, max_length=7, vocab_size=VOCAB)
+    for layer in (*model.encoder, *model.decoder):
+        for linear in (layer.feed_forward[0], layer.feed_forward[2]):
+            assert linear.weight.detach().abs().max().item() == pytest.approx(math.sqrt(6 / (46 + 97)), rel=0.01)
+            assert not linear.bias.any()
+
+
+def test_the_same_seed_gives_the_same_model() -> None:
+    first, second, third = (
+        (torch.manual_seed(seed), Transformer(**SIZES, learned_positions=True, max_length=7, vocab_size=VOCAB))[1]
+        for seed in (5, 5, 6)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.embedding.weight, third.embedding.weight)
+
+
+def test_sinusoids_by_hand() -> None:
+    table = sinusoids(3, 4)  # wavelengths of 2 pi and 100 * 2 pi
+    expected = [[math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)] for p in range(3)]
+    torch.testing.assert_close(table, torch.tensor(expected, dtype=torch.float64))
+    assert table[0].tolist() == [0, 1, 0, 1]
+
+
+def test_sinusoids_grow_with_the_sentences_and_are_no_part_of_a_checkpoint() -> None:
+    positions = Sinusoids(6)
+    for length in (3, 2, 11):
+        torch.testing.assert_close(positions(torch.arange(length), length).double(), sinusoids(length, 6))
+    assert not positions.state_dict()
+    assert len(positions.table) == 11
+
+
+def test_an_odd_d_model_has_no_sinusoids() -> None:
+    with pytest.raises(ValueError, match="model.d_model is 15.*make it even"):
+        transformer(d_model=15)
+    transformer(d_model=15, learned_positions=True)
+
+
+def test_learned_positions_beyond_the_table_share_its_last_row() -> None:
+    positions = LearnedPositions(5, 3)
+    rows = positions(torch.tensor([0, 4, 5, 97]), 98)
+    assert torch.equal(rows, positions.weight[[0, 4, 4, 4]])
+
+
+def test_learned_positions_replace_the_sinusoids_on_both_sides() -> None:
+    model, given = transformer(learned_positions=True), batch()
+    before = model(given)
+    for positions in (model.source_positions, model.target_positions):
+        with torch.no_grad():
+            positions.weight[0] += 1
+        after = model(given)
+        assert not (after == before).any()
+        before = after
+    with torch.no_grad():
+        model.source_positions.weight.zero_()
+        model.target_positions.weight.zero_()
+    shuffled = model(batch([sentence[::-1] for sentence in SOURCES]))
+    torch.testing.assert_close(shuffled, model(given))  # without positions the order of the source is lost
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.3, 0.5, 0.9])
+def test_dropout_zeroes_the_share_it_should_and_scales_the_rest(probability: float) -> None:
+    torch.manual_seed(7)
+    dropout, x = Dropout(probability), torch.ones(401, 499, dtype=torch.float64, requires_grad=True)
+    y = dropout(x)
+    kept = y != 0
+    assert kept.double().mean().item() == pytest.approx(1 - probability, abs=4 * 0.5 / math.sqrt(x.numel()))
+    torch.testing.assert_close(y[kept], torch.full_like(y[kept], 1 / (1 - probability)), rtol=2e-4, atol=0)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+    # Neighbours, of which four share one random number, are independent
+    for distance in (1, 2, 3, 4, 499):
+        both = (kept.flatten()[:-distance] & kept.flatten()[distance:]).double().mean().item()
+        assert both == pytest.approx((1 - probability) ** 2, abs=0.005)
+
+
+def test_dropout_depends_on_the_seed_only() -> None:
+    dropout, x = Dropout(0.3), torch.ones(7, 11)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append((dropout(x), dropout(x)))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert not torch.equal(results[0][0], results[2][0])
+    assert not torch.equal(results[0][0], results[0][1])
+
+
+def test_no_dropout_in_evaluation_or_at_zero() -> None:
+    x = torch.randn(7, 11)
+    assert Dropout(0.0)(x) is x
+    assert Dropout(0.9).eval()(x) is x
+    model, given = transformer(), batch()
+    assert torch.equal(model(given), model(given))
+    model.train()
+    assert not torch.equal(model(given), model(given))
+
+
+def test_training_and_evaluation_agree_without_dropout() -> None:
+    model, given = transformer(dropout=0.0), batch()
+    assert torch.equal(copy.deepcopy(model).train()(given), model(given))
+
+
+@pytest.mark.parametrize(
+    ("changes", "released", "paper"),
+    [
+        ({}, 65.13, 65),
+        ({"num_heads": 1, "d_k": 512, "d_v": 512}, 65.13, 65),
+        ({"d_k": 16}, 58.03, 58),
+        ({"d_k": 32}, 60.40, 60),
+        ({"num_layers": 2}, 35.70, 36),
+        ({"num_layers": 4}, 50.41, 50),
+        ({"num_layers": 8}, 79.84, 80),
+        ({"d_model": 256, "d_k": 32, "d_v": 32}, 27.86, 28),
+        ({"d_model": 1024, "d_k": 128, "d_v": 128}, 167.98, 168),
+        ({"d_ff": 1024}, 52.53, 53),
+        ({"d_ff": 4096}, 90.32, 90),
+    ],
+)
+def test_the_rows_of_table_3_have_the_paper_s_millions_of_parameters(
+    changes: dict[str, int], released: float, paper: int
+) -> None:
+    base = {"num_layers": 6, "d_model": 512, "d_ff": 2048, "num_heads": 8, "d_k": 64, "d_v": 64, "dropout": 0.1}
+    with torch.device("meta"):
+        model = Transformer(**{**base, **changes}, learned_positions=False, max_length=256, vocab_size=40960)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert round(count / 1e6) == paper
+    # The released code has 32 more vectors, for the "target space", which the paper does not have
+    assert round((count + 32 * model.d_model) / 1e6, 2) == released
