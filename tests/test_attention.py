@@ -18,7 +18,9 @@ def offsets(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
-def attention(self_attention: bool, d_model: int = D, num_heads: int = H, d_k: int = K, d_v: int = V):
+def attention(
+    self_attention: bool, d_model: int = D, num_heads: int = H, d_k: int = K, d_v: int = V
+) -> MultiHeadAttention:
     torch.manual_seed(11)
     module = MultiHeadAttention(d_model, num_heads, d_k, d_v, self_attention=self_attention).double()
     for name, parameter in module.named_parameters():
@@ -32,12 +34,19 @@ def packed(lengths: tuple[int, ...], d_model: int = D, seed: int = 1) -> Tensor:
     return torch.randn(sum(lengths), d_model, generator=random, dtype=torch.float64, requires_grad=True)
 
 
+def assert_same_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor], gradient: Tensor) -> None:
+    for a, b in zip(*(torch.autograd.grad(y, inputs, gradient) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def by_definition(module: MultiHeadAttention, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
     """Section 3.2 for one sentence x (T, D) and its memory (S, D): a loop over heads and queries."""
     rows = []
-    queries, keys, values = (f(y).chunk(H, 1) for f, y in zip(
-        (module.query, module.key, module.value), (x, memory, memory), strict=True
-    ))  # fmt: skip
+    queries, keys, values = (
+        module.query(x).chunk(H, 1),
+        module.key(memory).chunk(H, 1),
+        module.value(memory).chunk(H, 1),
+    )
     for t in range(len(x)):
         heads = []
         for h in range(H):
@@ -72,8 +81,7 @@ def test_eq_1_and_its_gradient_equal_torch_for_short_and_long_rows(num_keys: int
     theirs = F.scaled_dot_product_attention(*inputs, mask)
     torch.testing.assert_close(ours, theirs)
     gradient = torch.randn(ours.shape, generator=random, dtype=dtype)
-    for a, b in zip(torch.autograd.grad(ours, inputs, gradient), torch.autograd.grad(theirs, inputs, gradient), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_same_gradients(ours, theirs, inputs, gradient)
 
 
 @pytest.mark.parametrize("num_keys", [3, 17])
@@ -137,8 +145,7 @@ def test_self_attention_equals_its_definition_sentence_by_sentence(causal: bool)
     torch.testing.assert_close(ours, expected)
     gradient = packed(LENGTHS, seed=2).detach()
     inputs = [x, *module.parameters()]
-    for a, b in zip(torch.autograd.grad(ours, inputs, gradient), torch.autograd.grad(expected, inputs, gradient), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_same_gradients(ours, expected, inputs, gradient)
     # Control: the wrong mask is noticed
     other = sentences.mask if causal else causal_mask(sentences.max_length, x.device)
     assert not torch.allclose(module(x, x, sentences, sentences, other), expected)
@@ -153,8 +160,7 @@ def test_attention_to_another_side_equals_its_definition() -> None:
     torch.testing.assert_close(ours, expected)
     gradient = packed(LENGTHS, seed=3).detach()
     inputs = [x, memory, *module.parameters()]
-    for a, b in zip(torch.autograd.grad(ours, inputs, gradient), torch.autograd.grad(expected, inputs, gradient), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_same_gradients(ours, expected, inputs, gradient)
     # Control: without the mask the padding takes part
     unmasked = module(x, memory, Sentences(offsets(LENGTHS)), memory_sentences, None)
     assert not torch.allclose(unmasked, expected)

@@ -125,9 +125,7 @@ def test_a_beam_wide_enough_for_everything_finds_what_enumeration_finds(alpha: f
     sources = [[1, EOS], [0, EOS], [1, 2, EOS]]
     for source, ours in zip(sources, search(model, sources, 3**6, alpha, extra), strict=True):
         outputs = [
-            [*ids, EOS]
-            for length in range(len(source) + extra)
-            for ids in itertools.product(range(3), repeat=length)
+            [*ids, EOS] for length in range(len(source) + extra) for ids in itertools.product(range(3), repeat=length)
         ]
         log_probabilities = [teacher_forced(model.log_probabilities, source, ids) for ids in outputs]
         scores = [penalised(p, len(ids), alpha) for p, ids in zip(log_probabilities, outputs, strict=True)]
@@ -260,9 +258,12 @@ def test_no_batch_of_several_sentences_exceeds_the_tokens(monkeypatch: pytest.Mo
         return start(model, source, source_offsets)
 
     monkeypatch.setattr(Table, "start", spy)
-    translate(Table(vocab_size=13), sources, 53)
-    assert batches == [[20], [8], [6, 6], [4, 3, 2], [2, 2]]
-    assert all(4 * len(batch) * max(batch) <= 53 for batch in batches[1:])
+    translate(Table(vocab_size=13), sources, 23)
+    assert batches == [[20], [8, 6], [6, 4, 3], [2, 2, 2]]
+    assert all(len(batch) * max(batch) <= 23 for batch in batches)
+    batches.clear()
+    translate(Table(vocab_size=13), sources, 1)
+    assert all(len(batch) == 1 for batch in batches)
 
 
 # The real model
@@ -270,16 +271,34 @@ def test_no_batch_of_several_sentences_exceeds_the_tokens(monkeypatch: pytest.Mo
 VOCAB = 23
 
 
+def packed(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
+    def joined(sentences: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([token for sentence in sentences for token in sentence])
+
+    source_offsets, target_offsets = (
+        torch.tensor([0, *itertools.accumulate(len(sentence) for sentence in side)]) for side in (sources, targets)
+    )
+    inputs = [[BOS, *target[:-1]] for target in targets]
+    return Batch(joined(sources), joined(targets), joined(inputs), source_offsets, target_offsets)
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["sinusoids", "learned"])
 def transformer(request: pytest.FixtureRequest) -> Transformer:
+    """A model that has begun to learn an ambiguous task: a new one repeats its last token, which tests nothing."""
     torch.manual_seed(5)
     model = Transformer(
-        num_layers=2, d_model=14, d_ff=19, num_heads=3, d_k=5, d_v=7, dropout=0.3,
+        num_layers=2, d_model=14, d_ff=19, num_heads=3, d_k=5, d_v=7, dropout=0.0,
         learned_positions=request.param, max_length=11, vocab_size=VOCAB,
     )  # fmt: skip
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2)  # A new model is close to uniform: this one has opinions
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    random = np.random.default_rng(7)
+    for _ in range(61):
+        sources = [random.integers(4, VOCAB - 2, size=length).tolist() for length in random.integers(1, 7, size=31)]
+        targets = [[token + random.integers(3) for token in source] for source in sources]
+        batch = packed([[*source, EOS] for source in sources], [[*target, EOS] for target in targets])
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(batch), batch.target).backward()
+        optimizer.step()
     return model.double().eval()
 
 
@@ -287,13 +306,7 @@ def without_cache(model: Transformer) -> LogProbabilities:
     """The next token's log probabilities from a whole forward pass, teacher forced, for one sentence."""
 
     def log_probabilities(source: Sequence[int], prefix: Sequence[int]) -> list[float]:
-        batch = Batch(
-            source=torch.tensor(source),
-            target=torch.tensor([*prefix, EOS]),
-            target_input=torch.tensor([BOS, *prefix]),
-            source_offsets=torch.tensor([0, len(source)]),
-            target_offsets=torch.tensor([0, len(prefix) + 1]),
-        )
+        batch = packed([source], [[*prefix, EOS]])
         with torch.no_grad():
             return model(batch)[-1].log_softmax(-1).tolist()
 
@@ -305,6 +318,15 @@ def test_the_transformers_beam_1_is_greedy(transformer: Transformer) -> None:
         expected = greedy(without_cache(transformer), source, 3)
         assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
         assert ours.log_probability == pytest.approx(expected.log_probability, rel=1e-5)
+
+
+def test_the_transformer_is_one_that_greedy_search_does_not_solve(transformer: Transformer) -> None:
+    # Control: the comparisons of this section would be empty for a model whose best continuation is always the first
+    random = np.random.default_rng(11)
+    sources = [random.integers(4, VOCAB, size=length) for length in range(1, 38)]
+    one, four = (translate(transformer, sources, 1000, beam_size=beam_size) for beam_size in (1, 4))
+    assert sum(a.score < b.score for a, b in zip(one, four, strict=True)) > 5
+    assert sum(hypothesis.finished and len(set(hypothesis.ids)) > 1 for hypothesis in four) > 5
 
 
 @pytest.mark.parametrize("beam_size", [2, 4])
@@ -324,13 +346,7 @@ def test_the_transformers_translations_do_not_depend_on_the_batch(transformer: T
 
 def test_a_model_that_has_translated_can_still_be_trained(transformer: Transformer) -> None:
     translate(transformer, [np.array([5, 7, 11])], 100, max_extra=29)
-    batch = Batch(
-        source=torch.tensor([5, 7, EOS]),
-        target=torch.tensor([6, 8, EOS]),
-        target_input=torch.tensor([BOS, 6, 8]),
-        source_offsets=torch.tensor([0, 3]),
-        target_offsets=torch.tensor([0, 3]),
-    )
+    batch = packed([[5, 7, EOS]], [[6, 8, EOS]])
     transformer.train()
     transformer(batch).sum().backward()
     transformer.eval()

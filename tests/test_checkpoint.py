@@ -68,7 +68,7 @@ def test_rotation_keeps_the_newest_and_waits_while_the_newest_is_damaged(tmp_pat
 
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path):
-    with pytest.raises(StorageError, match="transformer.w is not finite"):
+    with pytest.raises(StorageError, match=r"transformer\.w is not finite"):
         save(tmp_path, 3, float("nan"))
     assert list(tmp_path.iterdir()) == []
 

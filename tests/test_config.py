@@ -136,7 +136,8 @@ def test_a_run_with_other_values_than_its_row_gets_its_own_folder():
     assert str(config.run_folder(plain)) == "runs/tiny-mini/a_h1/seed1"
     assert config.run_folder(same) == config.run_folder(plain)
     assert str(config.run_folder(other)) == "runs/tiny-mini/a_h1/seed2"
-    varied = [compose_row("experiment=a_h1", override) for override in ("model.dropout=0.3", "training.warmup_steps=800")]
+    changes = ("model.dropout=0.3", "training.warmup_steps=800")
+    varied = [compose_row("experiment=a_h1", change) for change in changes]
     folders = {config.run_folder(run) for run in varied}
     assert len(folders) == 2
     assert all("/a_h1+" in str(folder) for folder in folders)

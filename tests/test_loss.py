@@ -77,7 +77,8 @@ def test_torch_spreads_the_smoothing_over_the_target_too() -> None:
 
 def test_gradients_equal_finite_differences() -> None:
     hidden, embedding, target = example(5)
-    assert torch.autograd.gradcheck(lambda h, e: label_smoothed_cross_entropy(h, e, target, 0.1)[0], (hidden, embedding))
+    inputs = hidden, embedding
+    assert torch.autograd.gradcheck(lambda h, e: label_smoothed_cross_entropy(h, e, target, 0.1)[0], inputs)
 
 
 def test_a_model_that_knows_nothing_has_a_perplexity_of_the_vocabulary() -> None:

@@ -1,8 +1,8 @@
-"""The Transformer against torch.nn.Transformer, itself one token at a time, finite differences and the paper's sizes."""
+"""The Transformer against torch.nn.Transformer, itself a token at a time, finite differences, the paper's sizes."""
 
 import copy
 import math
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def transformer(**changes: float) -> Transformer:
 
 
 def pack(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
-    return torch.tensor(sum(sentences, [])), torch.tensor([0, *accumulate(map(len, sentences))])
+    return torch.tensor([*chain(*sentences)]), torch.tensor([0, *accumulate(map(len, sentences))])
 
 
 def batch(sources: list[list[int]] = SOURCES, targets: list[list[int]] = TARGETS) -> Batch:
@@ -52,18 +52,17 @@ class Halve(nn.Module):
 
 
 def reference(ours: Transformer, dropout: nn.Module) -> tuple[nn.Transformer, Tensor, Tensor]:
-    """torch.nn.Transformer with our weights, and both sides embedded and padded; no final norms, dropout where ours is."""
+    """torch's Transformer with our weights, dropout where ours is and no final norms; both sides embedded, padded."""
     d_model, heads = ours.d_model, ours.encoder[0].self_attention.num_heads
-    theirs = nn.Transformer(
-        d_model, heads, len(ours.encoder), len(ours.decoder), 19, dropout=0.0, layer_norm_eps=1e-6,
-        batch_first=True, norm_first=False, dtype=torch.float64,
-    )  # fmt: skip
+    sizes = d_model, heads, len(ours.encoder), len(ours.decoder), 19
+    theirs = nn.Transformer(*sizes, dropout=0.0, layer_norm_eps=1e-6, batch_first=True, dtype=torch.float64)
     theirs.encoder.norm = theirs.decoder.norm = None
     for module in theirs.modules():
         for name in ("dropout1", "dropout2", "dropout3"):  # on each sub-layer's output
             if hasattr(module, name):
                 setattr(module, name, dropout)
-    for a, b in [*zip(theirs.encoder.layers, ours.encoder, strict=True), *zip(theirs.decoder.layers, ours.decoder, strict=True)]:
+    layers = chain(theirs.encoder.layers, theirs.decoder.layers), chain(ours.encoder, ours.decoder)
+    for a, b in zip(*layers, strict=True):
         attentions, norms = [(a.self_attn, b.self_attention)], [(a.norm1, b.after_self_attention.norm)]
         if hasattr(a, "multihead_attn"):
             attentions.append((a.multihead_attn, b.memory_attention))
@@ -97,9 +96,13 @@ def test_it_is_torch_s_transformer_with_dropout_in_the_two_places_only(dropout: 
     )
     later = torch.ones(target.size(1), target.size(1), dtype=torch.bool).triu(1)
     hidden = theirs.train()(
-        source, target, tgt_mask=later,
-        src_key_padding_mask=source_padding, tgt_key_padding_mask=target_padding, memory_key_padding_mask=source_padding,
-    )  # fmt: skip
+        source,
+        target,
+        tgt_mask=later,
+        src_key_padding_mask=source_padding,
+        tgt_key_padding_mask=target_padding,
+        memory_key_padding_mask=source_padding,
+    )
     torch.testing.assert_close(ours.train()(batch()), hidden[~target_padding] @ ours.embedding.weight.T)
 
 
@@ -191,24 +194,24 @@ def test_reordering_matters() -> None:
 
 
 def test_the_gradient_of_every_parameter_equals_finite_differences() -> None:
-    model = transformer(num_layers=1, d_model=4, d_ff=5, num_heads=2, d_k=2, d_v=3, vocab_size=15, learned_positions=True)
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    sizes = {"num_layers": 1, "d_model": 4, "d_ff": 5, "num_heads": 2, "d_k": 2, "d_v": 3}
+    model = transformer(**sizes, vocab_size=15, learned_positions=True)
+    names, parameters = zip(*_Loss(model).named_parameters(), strict=True)
 
     def loss(*values: Tensor) -> Tensor:
-        state = dict(zip(names, values, strict=True))
-        hidden = torch.func.functional_call(_Hidden(model), {f"model.{name}": x for name, x in state.items()}, (batch(),))
-        return label_smoothed_cross_entropy(hidden, state["embedding.weight"], batch().target, 0.1)[0]
+        return torch.func.functional_call(_Loss(model), dict(zip(names, values, strict=True)), (batch(),))
 
     assert torch.autograd.gradcheck(loss, parameters, fast_mode=True)
 
 
-class _Hidden(nn.Module):
+class _Loss(nn.Module):
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, given: Batch) -> Tensor:
-        return self.model.hidden(given)
+        embedding = self.model.embedding.weight
+        return label_smoothed_cross_entropy(self.model.hidden(given), embedding, given.target, 0.1)[0]
 
 
 def test_the_loss_of_the_hidden_states_is_the_loss_of_the_logits() -> None:
@@ -273,7 +276,7 @@ def test_sinusoids_grow_with_the_sentences_and_are_no_part_of_a_checkpoint() -> 
 
 
 def test_an_odd_d_model_has_no_sinusoids() -> None:
-    with pytest.raises(ValueError, match="model.d_model is 15.*make it even"):
+    with pytest.raises(ValueError, match=r"model\.d_model is 15.*make it even"):
         transformer(d_model=15)
     transformer(d_model=15, learned_positions=True)
 

@@ -1,7 +1,5 @@
 """Beam search with the length penalty of Wu et al. (2016), many sentences at a time (section 6.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,17 +24,17 @@ class Hypothesis:
 
 
 def penalty(length: Tensor | int, length_penalty: float) -> Tensor | float:
-    """Return ((5 + length) / 6) ** alpha, by which log probabilities are divided; the length counts EOS."""
+    """((5 + length) / 6) ** alpha, by which log probabilities are divided; the length counts EOS."""
     return ((5 + length) / 6) ** length_penalty
 
 
 def best_reachable_score(log_probability: Tensor, limits: Tensor, length_penalty: float) -> Tensor:
-    """Return scores (B,) that no continuation exceeds: log probabilities only fall, no output is longer than (B,)."""
+    """Scores (B,) that no continuation exceeds: log probabilities only fall, no output is longer than (B,)."""
     return log_probability / penalty(limits, length_penalty)
 
 
 def best_continuations(total: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the `count` best of total (B, W, V), or all if fewer: log probabilities, hypotheses and tokens (B, C)."""
+    """The `count` best of total (B, W, V), or all if fewer: log probabilities, hypotheses and tokens (B, C)."""
     # The best pairs lie in the columns with the best maxima; topk is slow on CPU, so it sees B * V, not B * W * V
     tokens = total.amax(1).topk(min(count, total.shape[2])).indices
     pairs = total.gather(2, tokens.unsqueeze(1).expand(-1, total.shape[1], -1)).flatten(1)
@@ -56,7 +54,7 @@ def beam_search(
     bos: int,
     eos: int,
 ) -> list[Hypothesis]:
-    """Return the best hypothesis of each sentence of `source` (S,), in order; `source_offsets` is (B + 1,).
+    """The best hypothesis of each sentence of `source` (S,), in order; `source_offsets` is (B + 1,).
 
     A sentence is left when nothing alive can beat its best finished hypothesis, so stopping early changes no result.
     Where none has finished at the limit, the best alive one is returned.
@@ -133,10 +131,10 @@ def translate_ids(
     eos: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[Hypothesis]:
-    """Return the best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
+    """The best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
 
-    Sentences of similar length are searched together, longest first. `tokens_per_batch` bounds source tokens times
-    beam size, but a batch has at least one sentence. `progress` is told how many more sentences are done.
+    Sentences of similar length are searched together, longest first, as many as `tokens_per_batch` source tokens hold,
+    EOS and padding counted, but always one. `progress` is told how many more sentences are done.
     """
     hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
@@ -147,7 +145,7 @@ def translate_ids(
     device = next(model.parameters()).device
     while position < end:
         longest = int(lengths[order[position]]) + 1
-        batch = order[position : min(end, position + max(1, tokens_per_batch // (longest * beam_size)))]
+        batch = order[position : min(end, position + max(1, tokens_per_batch // longest))]
         packed = np.concatenate([part for number in batch for part in (sources[number], [eos])])
         offsets = np.concatenate([[0], np.cumsum(lengths[batch] + 1)])
         found = beam_search(

@@ -107,12 +107,12 @@ def explained(error: Exception) -> tuple[int, str]:
     from aiayn.corpus import DataError
     from aiayn.storage import StorageError
 
-    if isinstance(error, config.ConfigError):
-        return 2, str(error)
     if isinstance(error, DataError):
         return 4, str(error)
     if isinstance(error, StorageError):
         return 5, str(error)
+    if isinstance(error, ValueError):  # names the field, the value and the remedy
+        return 2, str(error)
     if isinstance(error, HydraException | OmegaConfBaseException):
         unknown = re.search(r"Could not override '([^']+)'", str(error))
         if unknown:

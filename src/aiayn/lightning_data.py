@@ -1,7 +1,6 @@
 """The training data as Lightning takes it: an endless stream of updates, each with this rank's micro-batches."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
 import pytorch_lightning as pl
@@ -11,18 +10,20 @@ from aiayn.batching import Batch, Updates, gather, micro_batches
 from aiayn.dataset import Pairs
 
 
-@dataclass(frozen=True)
 class Update:
-    """One optimiser step: its token counts over all ranks, and this rank's micro-batches, numbered."""
+    """One optimiser step: its token counts over all ranks, and this rank's micro-batches, numbered.
 
-    number: int
-    source_tokens: int
-    target_tokens: int
-    batches: list[tuple[int, Batch]]
+    Not a dataclass: Lightning takes those apart and rebuilds them, field by field, at every step.
+    """
+
+    def __init__(self, number: int, source_tokens: int, target_tokens: int, batches: list[tuple[int, Batch]]) -> None:
+        self.number, self.source_tokens, self.target_tokens = number, source_tokens, target_tokens
+        self.batches = batches
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Update":
         """The same update on another device."""
-        return replace(self, batches=[(index, batch.to(device)) for index, batch in self.batches])
+        batches = [(index, batch.to(device)) for index, batch in self.batches]
+        return Update(self.number, self.source_tokens, self.target_tokens, batches)
 
 
 class LightningUpdates(pl.LightningDataModule):

@@ -49,17 +49,17 @@ class _CrossEntropy(torch.autograd.Function):
             log_total = total.log()
             nats += (log_total - of_gold).sum(dtype=torch.float64)
             all_nats += (log_total * vocab_size - of_all).sum(dtype=torch.float64)
-            if with_gradient:  # p(token) - expected(token)
-                gradient = logits.div_(total).sub_(share)
-                gradient.scatter_add_(1, gold, gradient.new_full(gold.shape, -extra))
-                to_hidden[start : start + rows] = torch.matmul(gradient, embedding)
-                to_embedding.addmm_(gradient.t(), part)
+            if with_gradient:  # p(token) - expected(token), times the row's total, which leaves with the narrower side
+                gradient = logits.sub_(share * total)
+                gradient.scatter_add_(1, gold, -extra * total)
+                to_hidden[start : start + rows] = torch.matmul(gradient, embedding) / total
+                to_embedding.addmm_(gradient.t(), part / total)
         if with_gradient:
             ctx.save_for_backward(to_hidden, to_embedding)
         ctx.mark_non_differentiable(nats)
         return (extra * nats + share * all_nats).to(hidden.dtype), nats
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         to_hidden, to_embedding = ctx.saved_tensors
         return to_hidden * gradient, to_embedding * gradient, None, None, None

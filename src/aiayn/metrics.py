@@ -1,7 +1,5 @@
 """The numbers of the table: perplexity, bits per character, and BLEU in three tokenisations."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -14,7 +12,7 @@ import sacremoses
 
 
 def perplexity(nats: float, tokens: int) -> float:
-    """Return exp(nats / tokens): nats summed over target tokens, EOS included; infinite where a float overflows."""
+    """exp(nats / tokens): nats summed over target tokens, EOS included; infinite where a float overflows."""
     # Paper: "per-wordpiece" (Table 3), so it depends on the tokenizer; bits per character do not
     try:
         return math.exp(nats / tokens)
@@ -23,7 +21,7 @@ def perplexity(nats: float, tokens: int) -> float:
 
 
 def bits_per_character(nats: float, characters: int) -> float:
-    """Return nats as bits for each character of the detokenised reference."""
+    """Nats as bits for each character of the detokenised reference."""
     return nats / math.log(2) / characters
 
 
@@ -42,14 +40,14 @@ def _moses() -> sacremoses.MosesTokenizer:
 
 
 def paper_tokens(line: str) -> str:
-    """Return the line as the authors scored it: Moses tokens, hyphenated compounds split as `a ##AT##-##AT## b`."""
+    """The line as the authors scored it: Moses tokens, hyphenated compounds split as `a ##AT##-##AT## b`."""
     # Paper: silent; the recipe is the one of the released code (get_ende_bleu.sh). XML escapes would change no score
     tokens = _moses().tokenize(line, return_str=True, escape=False)
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens)
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
-    """Return corpus BLEU of detokenised, cased text. ValueError when the two sides do not pair up or are empty."""
+    """Corpus BLEU of detokenised, cased text. ValueError when the two sides do not pair up or are empty."""
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
             f"{len(hypotheses)} hypotheses and {len(references)} references: "
@@ -74,7 +72,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
 
 
 def _confidence_interval(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Return the 2.5th and 97.5th percentile of 13a BLEU over 1000 resamples of the sentences; always the same two."""
+    """The 2.5th and 97.5th percentile of 13a BLEU over 1000 resamples of the sentences; always the same two."""
     # sacrebleu's own bootstrap gives a symmetric interval. No count depends on effective_order, which silences advice
     sentence_bleu = sacrebleu.BLEU(tokenize="13a", effective_order=True)
     sentences = [sentence_bleu.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]

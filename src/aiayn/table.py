@@ -10,6 +10,6 @@ from aiayn import config, report, results
 def main(run: config.Config) -> None:
     """Prints the table of `<output>/<data>-<scale>` in the format asked for."""
     runs = results.read_runs(config.sweep_folder(run))
-    table = report.table(config.rows(), runs, run.scale, run.data.name)
+    table = results.table(config.rows(), runs, run.scale, run.data.name)
     text = report.render(table, run.format, Console() if run.format == "terminal" else None)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")

@@ -45,11 +45,12 @@ RECIPE = (
     *("warmup_steps", "label_smoothing", "learning_rate_factor"),
     *("adam_beta1", "adam_beta2", "adam_epsilon"),
 )
+# The first that fits: a ValueError names a field that the user can change.
 CODES = {
-    config.ConfigError: jobs.WRONG_CONFIGURATION,
     NonFinite: jobs.NON_FINITE,
     DataError: jobs.BAD_DATA,
     storage.StorageError: jobs.STORAGE,
+    ValueError: jobs.WRONG_CONFIGURATION,
 }
 
 
@@ -88,11 +89,13 @@ def fit(
     """Runs the remaining updates."""
     training, start = run.training, module.updates_done
     pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
-    gloo = DDPStrategy(process_group_backend="gloo" if run.hardware.accelerator == "cpu" else "nccl")
+    backend = "gloo" if run.hardware.accelerator == "cpu" else "nccl"
+    # The only buffers are tables of sinusoids, which each rank grows as its own sentences need
+    ddp = DDPStrategy(process_group_backend=backend, broadcast_buffers=False)
     trainer = pl.Trainer(
         accelerator=run.hardware.accelerator,
         devices=run.hardware.devices,
-        strategy=gloo if ranks > 1 else "auto",
+        strategy=ddp if ranks > 1 else "auto",
         precision=run.hardware.precision,  # type: ignore[arg-type]
         max_steps=training.max_steps - start,
         max_epochs=-1,
@@ -227,8 +230,9 @@ def view(run: config.Config, folder: Path, rank: int) -> Iterator[Callable[[dict
 def main(folder: Path) -> int:
     """Trains the run of a folder and returns the exit code; what went wrong is one line and `failure.json`."""
     jobs.die_with_parent()
-    for name in ("pytorch_lightning", "pytorch_lightning.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     try:
         with storage.lock(folder / f".lock{os.environ.get('RANK', '')}", wait=False):
             train(config.read(folder / "config.yaml"), folder)

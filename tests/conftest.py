@@ -1,0 +1,66 @@
+"""One thread a test, a toy corpus, and the command line as a user runs it."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+# Two test processes share two cores; set before torch is imported, here and in every worker that a test starts.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", WANDB_SILENT="true")
+
+import pytest
+import torch
+
+from aiayn import config
+
+torch.set_num_threads(1)
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Overrides for a corpus of digit strings and the same digits in reverse: 4001 / 41 / 43 pairs."""
+    folder = tmp_path_factory.mktemp("digits")
+    draw = random.Random(7)
+    overrides = ["data=files", "data.name=digits", "data.vocab_size=25", "data.max_length=12", f"prepared={folder}"]
+    for split, count in (("train", 4001), ("dev", 41), ("test", 43)):
+        lines = [[draw.choice("0123456789") for _ in range(draw.randint(1, 7))] for _ in range(count)]
+        for side, step in (("source", 1), ("target", -1)):
+            path = folder / f"{split}.{side}"
+            path.write_text("".join(" ".join(line[::step]) + "\n" for line in lines))
+            overrides.append(f"data.{split}_{side}={path}")
+    return overrides
+
+
+@pytest.fixture
+def toy(digits: list[str], tmp_path: Path) -> list[str]:
+    """Overrides for a run of 6 updates that takes a second: the digits, a tiny model, its own output folder."""
+    return [
+        *digits,
+        *("scale=paper", "model.num_layers=1", "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.d_k=3"),
+        *("model.d_v=5", "training.max_steps=6", "training.warmup_steps=4", "training.tokens_per_update=64"),
+        *("training.checkpoint_every=1", "training.dev_every=2", "hardware.tokens_per_micro_batch=40"),
+        *("wandb.mode=disabled", f"output={tmp_path}/runs"),
+    ]
+
+
+@pytest.fixture
+def toy_run(toy: list[str]) -> config.Config:
+    """The same as a Config."""
+    return config.compose_row(*toy)
+
+
+@pytest.fixture
+def aiayn(tmp_path: Path) -> Command:
+    """Runs a command in an empty folder, as a user would, and returns what it printed."""
+
+    def run(*arguments: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "aiayn", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run

@@ -1,0 +1,222 @@
+"""A run from end to end: it learns, it resumes as if nothing had happened, two ranks are one, it fails in one line."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from aiayn import checkpoint, config, jobs, storage, train
+from aiayn.callbacks import Interrupted
+from aiayn.lightning_model import LightningTransformer, NonFinite
+
+
+def final_state(folder: Path) -> dict:
+    return checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.newest(folder / "checkpoints")[0])
+
+
+def rows(folder: Path) -> list[dict]:
+    """The metrics without the times."""
+    found = [json.loads(line) for line in storage.read_lines(folder / "metrics.jsonl")]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
+
+
+def equal(one, other) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def trained(run: config.Config, folder: Path) -> Path:
+    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    train.train(run, folder)
+    return folder
+
+
+def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path):
+    folder = trained(toy_run, tmp_path / "run")
+    result = json.loads((folder / "result.json").read_text())
+    keys = (
+        "schema experiment seed scale data config status params params_at_40960_rows steps source_tokens target_tokens"
+        " train_seconds target_tokens_per_second dev sha256 versions hardware finished_at"
+    )
+    assert set(result) == set(keys.split())
+    assert set(result["dev"]) == {"ppl", "nats", "tokens", "bits_per_character", "bleu", "bleu_ci95", "signatures"}
+    assert set(result["dev"]["bleu"]) == {"paper", "sacrebleu", "intl"}
+    assert (result["schema"], result["status"], result["steps"]) == (1, "finished", 6)
+    updates = [row for row in rows(folder) if "train/loss" in row]
+    assert [row["step"] for row in updates] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows(folder) if "dev/ppl" in row] == [2, 4, 6]
+    assert result["target_tokens"] == sum(row["target_tokens"] for row in updates)
+    assert len((folder / "translations.txt").read_bytes().split(b"\n")) == 42
+    last = [row for row in rows(folder) if "dev/ppl" in row][-1]
+    assert last["dev/ppl"] == pytest.approx(result["dev"]["ppl"], rel=1e-6)
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
+    """Sends the process SIGTERM in the middle of the given update."""
+    step = LightningTransformer.training_step
+
+    def interrupted(self, batch, index):
+        if batch.number + 1 == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch, index)
+
+    monkeypatch.setattr(LightningTransformer, "training_step", interrupted)
+
+
+@pytest.fixture
+def signals():
+    """The handlers as they were: a run leaves its own."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("update", [1, 3, 5])
+def test_a_run_that_was_interrupted_ends_bit_for_bit_like_one_that_was_not(toy_run, tmp_path, monkeypatch, update):
+    whole = trained(toy_run, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, update)
+        with pytest.raises(Interrupted, match=f"SIGTERM after update {update}"):
+            trained(toy_run, tmp_path / "cut")
+    assert not (tmp_path / "cut" / "result.json").exists()
+    cut = trained(toy_run, tmp_path / "cut")
+    assert equal(final_state(cut), final_state(whole))
+    assert rows(cut) == rows(whole)
+    assert (cut / "translations.txt").read_bytes() == (whole / "translations.txt").read_bytes()
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("forgotten", ["updates_done", "optimizer_states", "randomness"])
+def test_a_resume_that_forgot_anything_would_show(toy_run, tmp_path, monkeypatch, forgotten):  # control
+    whole = trained(toy_run, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 3)
+        with pytest.raises(Interrupted):
+            trained(toy_run, tmp_path / "cut")
+    restore = LightningTransformer.restore
+
+    def forgetful(self, saved):
+        restore(self, saved)
+        if forgotten == "updates_done":
+            self.updates_done = 2
+        elif forgotten == "optimizer_states":
+            self.restored = []
+
+    monkeypatch.setattr(LightningTransformer, "restore", forgetful)
+    if forgotten == "randomness":
+        monkeypatch.setattr("aiayn.lightning_model.randomness_key", lambda *where: 5)
+    cut = trained(toy_run, tmp_path / "cut")
+    assert not equal(final_state(cut), final_state(whole))
+
+
+def test_kill_9_in_the_middle_and_the_same_command_again_give_the_same_run(toy, tmp_path, aiayn):
+    arguments = ["train", *toy, "training.max_steps=60"]
+    folder = config.run_folder(config.compose_row(*arguments[1:]))
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "aiayn", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + 120
+    while not list((folder / "checkpoints").glob("step-*[3-9].ckpt")):
+        assert worker.poll() is None, worker.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    worker.kill()
+    worker.communicate()
+    assert not (folder / "result.json").exists()
+    again = aiayn(*arguments).stdout
+    assert "resuming base after update" in again
+    whole = trained(config.compose_row(*arguments[1:]), tmp_path / "whole")
+    assert equal(final_state(folder), final_state(whole))
+    assert rows(folder) == rows(whole)
+    assert "nothing to do" in aiayn(*arguments).stdout
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(toy_run, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    step = LightningTransformer.training_step
+
+    def poisoned(self, batch, index):
+        if batch.number == 2:
+            with torch.no_grad():
+                self.transformer.decoder[0].feed_forward[0].weight[0, 0] = float("inf")
+        return step(self, batch, index)
+
+    monkeypatch.setattr(LightningTransformer, "training_step", poisoned)
+    storage.write_text(folder / "config.yaml", config.to_yaml(toy_run))
+    assert train.main(folder) == jobs.NON_FINITE
+    assert "update 3" in jobs.failure(folder)["cause"]
+    assert final_state(folder)["updates_done"] == 2
+    with pytest.raises(NonFinite, match="first parameter with a non-finite gradient"):
+        train.train(toy_run, folder)
+
+
+def test_two_ranks_train_what_one_trains(toy, tmp_path, aiayn):
+    """With dropout: a micro-batch has its own randomness, wherever it is computed."""
+    states = []
+    for devices in (1, 2):
+        run = [*toy, "hardware.precision=64-true", f"hardware.devices={devices}", f"output={tmp_path}/{devices}"]
+        aiayn("train", *run)
+        states.append(final_state(config.run_folder(config.compose_row(*run))))
+    one, two = (state["state_dict"] for state in states)
+    assert len(one) > 10
+    for name, weight in one.items():
+        assert torch.allclose(weight, two[name], rtol=0, atol=1e-9), name
+    start = train.build(config.compose_row(*toy), 25).state_dict()
+    assert not torch.allclose(
+        start["embedding.weight"].double(), one["transformer.embedding.weight"], atol=1e-3
+    )  # control
+
+
+def test_the_number_of_micro_batches_does_not_change_the_gradient(toy_run, tmp_path):
+    """Updates of the same sentences in one piece and in many: the weights agree to rounding."""
+    weights = {}
+    for tokens in (13, 40, 64):
+        run = dataclasses.replace(
+            toy_run,
+            model=dataclasses.replace(toy_run.model, dropout=0.0),
+            training=dataclasses.replace(toy_run.training, max_steps=3),
+            hardware=dataclasses.replace(toy_run.hardware, tokens_per_micro_batch=tokens, precision="64-true"),
+        )
+        weights[tokens] = final_state(trained(run, tmp_path / str(tokens)))["state_dict"]
+    for name, weight in weights[64].items():
+        for tokens in (13, 40):
+            # Adam's epsilon is 1e-9: noise of 1e-17 in a gradient that is zero but for rounding moves a weight by 1e-9
+            assert float((weight - weights[tokens][name]).abs().max()) < 1e-8, (tokens, name)
+
+
+def test_one_worker_a_folder(toy_run, tmp_path, capfd):
+    folder = tmp_path / "run"
+    storage.write_text(folder / "config.yaml", config.to_yaml(toy_run))
+    with storage.lock(folder / ".lock", wait=False):
+        assert train.main(folder) == jobs.STORAGE
+    assert "in use by process" in jobs.failure(folder)["cause"]
+
+
+@pytest.mark.slow
+def test_a_model_learns_to_reverse_digits(digits, tmp_path):
+    """The system test: data, training, decoding and scores together reach what the task allows."""
+    run = config.compose_row(
+        *digits,
+        *("scale=paper", "model.num_layers=2", "model.d_model=64", "model.d_ff=128", "model.num_heads=4"),
+        *("model.d_k=16", "model.d_v=16", "model.dropout=0.0", "training.label_smoothing=0.0"),
+        *("training.max_steps=1200", "training.warmup_steps=300", "training.tokens_per_update=400"),
+        *("training.learning_rate_factor=0.5", "wandb.mode=disabled", f"output={tmp_path}"),
+    )
+    dev = json.loads((trained(run, tmp_path / "run") / "result.json").read_text())["dev"]
+    assert dev["ppl"] < 1.1
+    assert dev["bleu"]["sacrebleu"] > 95
