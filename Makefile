@@ -8,7 +8,7 @@ table: .venv/ready
 	$(BIN)/aiayn train -cn table3; status=$$?; $(BIN)/aiayn table; exit $$status
 
 test: .venv/ready
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: .venv/ready
 	$(BIN)/ruff format --check .

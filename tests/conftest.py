@@ -1,11 +1,14 @@
 """One thread a test, a toy corpus, and the command line as a user runs it."""
 
+import dataclasses
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Two test processes share two cores; set before torch is imported, here and in every worker that a test starts.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", WANDB_SILENT="true")
@@ -64,3 +67,52 @@ def aiayn(tmp_path: Path) -> Command:
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def aiayn_in() -> Command:
+    """Runs a command in the folder given first, for fixtures that outlive a test."""
+
+    def run(folder: Path, *arguments: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "aiayn", *arguments]
+        done = subprocess.run(command, cwd=folder, input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def result_of() -> Callable[[config.Config], dict[str, Any]]:
+    """A made-up result of a run, with everything that `results.read_result` asks for."""
+
+    def made_up(run: config.Config) -> dict[str, Any]:
+        dev = {"ppl": 2.0, "bits_per_character": 1.0, "bleu": {"paper": 3.0, "sacrebleu": 5.0, "intl": 7.0}}
+        names = {"experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "data": run.data.name}
+        counts = {"params": 11, "params_at_40960_rows": 13, "steps": 17, "train_seconds": 19.0}
+        return {"schema": 1, "status": "finished", "config": dataclasses.asdict(run), "dev": dev, **names, **counts}
+
+    return made_up
+
+
+@pytest.fixture(scope="session")
+def finished(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Overrides of a run of 300 updates that is trained already and kept three checkpoints; write nothing into it."""
+    from aiayn import storage, train
+
+    overrides = [
+        *digits,
+        *("scale=paper", "model.num_layers=1", "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.d_k=3"),
+        *("model.d_v=5", "training.max_steps=300", "training.warmup_steps=60", "training.tokens_per_update=256"),
+        *("training.checkpoint_every=100", "training.dev_every=300", "wandb.mode=disabled"),
+        f"output={tmp_path_factory.mktemp('finished')}/runs",
+    ]
+    run = config.compose_row(*overrides)
+    folder = config.run_folder(run)
+    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    train.train(run, folder)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return overrides

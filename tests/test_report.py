@@ -6,6 +6,7 @@ import io
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,9 +18,13 @@ from aiayn.report import render, row_line
 from aiayn.results import Run, Table
 
 FORMATS = ("terminal", "md", "csv", "latex")
-HOSTILE = "<script>alert(1)</script> | `rm` \x1b[31m\x1b]0;t\x07 \u202egnp.exe\x00\r\n# x {{7*7}} [a](http://b) \\input{/etc} $x$ %_&~^"
+HOSTILE = (
+    "<script>alert(1)</script> | `rm` \x1b[31m\x1b]0;t\x07 \u202egnp.exe\x00\r\n# x {{7*7}}"
+    " [a](http://b) \\input{/etc} $x$ %_&~^"
+)
 
 
+@cache
 def scale(name: str) -> Scale:
     return config.compose_row(f"scale={name}").scale
 
@@ -132,8 +137,8 @@ def test_at_the_papers_scale_the_difference_is_ours_minus_the_papers() -> None:
     for row in markdown_rows(render(made, "md")):
         paper = config.rows()[row["row"]].paper
         assert (row["PPL paper"], row["BLEU paper"]) == (f"{paper.ppl:.2f}", f"{paper.bleu:.1f}")
-        assert (row["PPL ours"], row["PPL Δ"]) == (f"{paper.ppl + 0.07:.2f}", "+0.07")
-        assert (row["BLEU ours"], row["BLEU Δ"]) == (f"{paper.bleu - 0.3:.1f}", "−0.3")
+        assert (row["PPL ours"], row["PPL diff"]) == (f"{paper.ppl + 0.07:.2f}", "+0.07")
+        assert (row["BLEU ours"], row["BLEU diff"]) == (f"{paper.bleu - 0.3:.1f}", "−0.3")
         assert row["params paper"] == str(paper.params_millions or "")
         assert (row["params 40 960"], row["params ours"]) == ("65.2", "61.2")
 
@@ -144,7 +149,7 @@ def test_at_another_scale_the_effects_are_compared_each_with_its_own_base() -> N
     assert (base["PPL Δ paper"], base["PPL Δ ours"]) == ("", "")
     assert (first["PPL Δ paper"], first["PPL Δ ours"]) == ("+0.37", "+3.70")
     assert (first["BLEU Δ paper"], first["BLEU Δ ours"]) == ("−0.9", "−0.9")
-    assert "PPL Δ" not in first
+    assert first["PPL diff"] == f"+{9 * 5.29:.2f}"  # 10 x 5.29 - 5.29
     assert "params 40 960" not in first
 
 
@@ -158,7 +163,7 @@ def test_several_seeds_are_a_mean_and_a_deviation() -> None:
 
 def test_a_difference_that_rounds_to_nothing_has_no_sign() -> None:
     made = paper_table(ppl=lambda row, seed: row.paper.ppl - 0.001)
-    assert {row["PPL Δ"] for row in markdown_rows(render(made, "md"))} == {"0.00"}
+    assert {row["PPL diff"] for row in markdown_rows(render(made, "md"))} == {"0.00"}
 
 
 @pytest.mark.parametrize("ppl", [1.0, 999.99, 8000.0, 5e4, 1e30])
@@ -221,7 +226,7 @@ def test_hostile_text_stays_text_in_markdown() -> None:
     for line in text.splitlines():
         outside = re.sub(r"`[^`]*`", "", line)
         assert not re.search(r"(?<!\\)[<\[$~]", outside), line
-    assert all(len(row) == 21 for row in markdown_rows(text))
+    assert all(len(row) == 23 for row in markdown_rows(text))
     assert line_count(text, "#") == 1
 
 
@@ -333,18 +338,25 @@ def test_a_worse_perplexity_is_a_higher_one() -> None:
 
 
 def test_an_effect_against_the_papers_is_red_and_one_with_it_green() -> None:
-    assert f"{GREEN}+0.37" in coloured(table(), "a_h1")
-    assert f"{RED}−0.37" in coloured(table(ppl=lambda row, seed: 50 - row.paper.ppl), "a_h1")
+    assert f"{GREEN} +0.37" in coloured(table(), "a_h1")
+    assert f"{RED} −0.37" in coloured(table(ppl=lambda row, seed: 50 - row.paper.ppl), "a_h1")
 
 
 def test_a_line_on_a_run_has_its_figures_or_its_cause() -> None:
     row = config.rows()["a_h1"]
     run = finished(row, scale("mini"), "tiny", 2, 37.456, 19.25)
-    assert row_line(row, run).split("  ")[-4:] == [
-        *("finished", "PPL 37.46 (paper 5.29)", "BLEU 19.2 (paper 24.9)", "1.6 min"),
-    ]
+    assert row_line(row, run).split("  ")[-4:] == ["finished", "PPL 37.46", "BLEU 19.2", "1.6 min"]
     assert row_line(row, UNFINISHED[0]).endswith("seed 1  failed  loss is not finite at update 17 (exit code 3)")
     assert row_line(row, UNFINISHED[1]).endswith("half-done  after 5 steps")
+
+
+def test_a_line_on_a_run_has_the_papers_figures_under_the_papers_conditions_only() -> None:
+    row = config.rows()["a_h1"]
+    theirs = dataclasses.replace(row, data=dataclasses.replace(row.data, name="wmt14_en_de"))
+    run = finished(theirs, scale("paper"), "wmt14_en_de", 2, 5.31, 24.75)
+    assert "PPL 5.31 (paper 5.29)  BLEU 24.8 (paper 24.9)" in row_line(theirs, run)
+    for other in (row, dataclasses.replace(theirs, scale=scale("mini"))):
+        assert "paper" not in row_line(other, run)
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones() -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import hydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -89,6 +89,7 @@ def task(command: str) -> Callable[[DictConfig], None]:
                 sys.exit(jobs.run_here(converted))
             import_module(f"aiayn.{command}").main(converted)
 
+    run.__name__ = command
     return run
 
 
@@ -121,7 +122,10 @@ def explained(error: Exception) -> tuple[int, str]:
         if choice:
             offered = re.findall(r"^\t(\S+)$", str(error).partition("Config search path")[0], re.MULTILINE)
             return 2, f"{choice[1]}={choice[2]}: must be one of {', '.join(offered)}"
-        return 2, " ".join(str(error).split())
+        named = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
+        return 2, " ".join(f"{named}{error}".split())
+    if isinstance(error, OSError):  # names the file and the cause
+        return 5, str(error)
     raise error
 
 

@@ -183,7 +183,8 @@ def convert(composed: DictConfig) -> Config:
     Raises ConfigError, one line, for an unknown key, a missing value, a wrong type or a value out of range.
     """
     plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
-    return checked(scaled(_typed(cast(dict[str, Any], plain))))
+    # In range before scaling too, which makes at least 1 of everything
+    return checked(scaled(_in_range(_typed(cast(dict[str, Any], plain)))))
 
 
 def read(path: Path) -> Config:
@@ -243,18 +244,7 @@ def scaled(config: Config) -> Config:
 
 def checked(config: Config) -> Config:
     """The same config, every value inside its range; ConfigError names the first that is not."""
-    for key, value, meta in _leaves(config):
-        if "choices" in meta and value not in meta["choices"]:
-            raise ConfigError(f"{key}={value!r}: must be one of {', '.join(meta['choices'])}")
-        if "name" in meta and not NAME.fullmatch(value):
-            raise ConfigError(
-                f"{key}={value!r}: must be 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit"
-            )
-        if "low" in meta and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
-            upper = f"below {meta['below']:g}" if meta["below"] < math.inf else f"at most {meta['high']:g}"
-            raise ConfigError(
-                f"{key}={value}: must be at least {meta['low']:g}" + (f" and {upper}" if "inf" not in upper else "")
-            )
+    _in_range(config)
     if config.experiment not in ROWS:
         raise ConfigError(f"experiment={config.experiment!r}: must be one of {', '.join(ROWS)}")
     if config.model.d_model % 2:
@@ -317,6 +307,22 @@ def _typed(plain: dict[str, Any]) -> Config:
         if "not in" in str(error):
             raise ConfigError(f"{key} is not a key of the configuration: {nearest(key)}") from error
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
+
+
+def _in_range(config: Config) -> Config:
+    for key, value, meta in _leaves(config):
+        if "choices" in meta and value not in meta["choices"]:
+            raise ConfigError(f"{key}={value!r}: must be one of {', '.join(meta['choices'])}")
+        if "name" in meta and not NAME.fullmatch(value):
+            raise ConfigError(
+                f"{key}={value!r}: must be 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit"
+            )
+        if "low" in meta and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
+            upper = f"below {meta['below']:g}" if meta["below"] < math.inf else f"at most {meta['high']:g}"
+            raise ConfigError(
+                f"{key}={value}: must be at least {meta['low']:g}" + (f" and {upper}" if "inf" not in upper else "")
+            )
+    return config
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

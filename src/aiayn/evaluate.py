@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from aiayn import checkpoint, metrics, storage
+from aiayn import checkpoint, jobs, metrics, storage
 from aiayn.batching import evaluation_batches, gather
 from aiayn.beam_search import Hypothesis, translate_ids
 from aiayn.config import Config, ConfigError, Decoding, run_folder
@@ -72,8 +72,9 @@ def evaluate(model: Transformer, dataset: Dataset, split: Split, config: Config)
 def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
     """The model that a run has trained, its corpus and its folder; the mean of the last `average` checkpoints if asked.
 
-    Raises ConfigError when the run has no checkpoint yet, or fewer than are to be averaged.
+    Raises ConfigError when the run has no checkpoint yet, or fewer than are to be averaged, or another meaning.
     """
+    jobs.check(config)
     folder = run_folder(config)
     paths = checkpoint.newest(folder / "checkpoints", config.average)
     if not paths:

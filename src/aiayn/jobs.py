@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiayn import config, storage
+from aiayn import config, results, storage
 from aiayn.prepare import sources
 
 DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 75
@@ -60,8 +60,12 @@ def check(run: config.Config) -> None:
 
 
 def is_finished(run: config.Config) -> bool:
-    """True when the run folder holds a result."""
-    return (config.run_folder(run) / "result.json").exists()
+    """True when the run folder holds a whole result; a torn one is made again."""
+    try:
+        results.read_result(config.run_folder(run) / results.RESULT)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def start(run: config.Config, log: Path | None) -> Job:

@@ -32,11 +32,13 @@ class Sweep:
     """Runs at work, done and to come, and the one display of them all."""
 
     def __init__(self, runs: list[config.Config], at_once: int) -> None:
-        self.runs, self.at_once = runs, at_once
-        self.waiting = sorted((run for run in runs if not jobs.is_finished(run)), key=work)
+        # Points that differ only in what changes no number share a folder: they are one run
+        self.runs = list({config.run_folder(run): run for run in runs}.values())
+        self.at_once = at_once
+        self.waiting = sorted((run for run in self.runs if not jobs.is_finished(run)), key=work)
         self.active: dict[str, jobs.Job] = {}
         self.ended: list[int] = []
-        self.finished_before = len(runs) - len(self.waiting)
+        self.finished_before = len(self.runs) - len(self.waiting)
         self.total = sum(map(work, self.waiting)) or 1.0
         self.console = Console(soft_wrap=True)
         self.display = Progress(
@@ -85,7 +87,7 @@ class Sweep:
         job = self.active.pop(folder)
         self.display.remove_task(self.bars.pop(folder))
         self.ended.append(jobs.close(job))
-        (run,) = (found for found in results.read_runs(job.folder.parent.parent) if places(found, job.run))
+        (run,) = (found for found in results.read_runs(job.folder.parent.parent) if lies_in(found, job.folder))
         row = self.finished_before + len(self.ended)
         log = f"  (log: {job.folder / 'worker.log'})" if run.status == "failed" else ""
         self.console.print(
@@ -109,9 +111,9 @@ def name_of(run: config.Config) -> str:
     return f"{run.experiment}{config.variation(run)} seed {run.seed}"
 
 
-def places(found: results.Run, run: config.Config) -> bool:
-    """True when `found` was read from the folder of `run`."""
-    return (found.experiment, found.seed) == (run.experiment + config.variation(run), run.seed)
+def lies_in(found: results.Run, folder: Path) -> bool:
+    """True when `found` was read from this folder."""
+    return (found.experiment, f"seed{found.seed}") == (folder.parent.name, folder.name)
 
 
 def last_step(folder: Path) -> int:

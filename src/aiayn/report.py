@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from aiayn.config import Config
-from aiayn.results import DEFINITION, Line, Measured, Run, Table, factors, look_up
+from aiayn.results import DEFINITION, Line, Measured, Run, Table, comparable, factors, look_up
 
 # Published base models spread over 0.8 BLEU on newstest2013; from base to A h=1, Table 3 loses 0.37 PPL for 0.9 BLEU.
 BLEU_TOLERANCE, PPL_TOLERANCE = 0.4, 0.16
@@ -74,14 +74,14 @@ def render(table: Table, format: str, console: Console | None = None) -> str:
 
 
 def row_line(config: Config, run: Run) -> str:
-    """One line on one run of the row `config`, to be printed as soon as it ends."""
+    """One line on one run of `config`, to be printed as soon as it ends; beside the paper's figures if comparable."""
     start = f"{run.experiment:<19} seed {run.seed}  {run.status}"
     if run.result is None:
         return f"{start}  {run.cause or f'after {run.steps_done:,} steps'}"
     ppl, bleu = (_number(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1)))
-    paper = config.paper
-    minutes = run.result["train_seconds"] / 60
-    return f"{start}  PPL {ppl} (paper {paper.ppl:.2f})  BLEU {bleu} (paper {paper.bleu:.1f})  {minutes:,.1f} min"
+    paper = config.paper if comparable(config.scale, config.data.name) else None
+    their_ppl, their_bleu = (f" (paper {paper.ppl:.2f})", f" (paper {paper.bleu:.1f})") if paper else ("", "")
+    return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"
 
 
 def _title(table: Table) -> str:
@@ -100,14 +100,15 @@ def _caption(table: Table) -> str:
     sentences = [
         f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.",
         f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
-        "Δ is ours minus the paper's."
+        "diff is ours minus the paper's.",
+        ""
         if table.comparable
         else "Made under other conditions than the paper's: compare effects, not figures; Δ is a row minus its base.",
         f"Seeds: {seeds}{deviation}.",
         "PPL per token and params in millions: the paper's with its vocabulary, ours with ours.",
         "40 960: our params if the vocabulary had as many rows as the released code's." if table.comparable else "",
         "BLEU is the paper's recipe (Moses tokens, compounds split, cased), not sacreBLEU 13a.",
-        "(E), e_learned_positions: learned positional embedding instead of sinusoids.",
+        "Row (E): learned positional embedding instead of sinusoids.",
         f"Runs with other settings than a row's, left out: {table.others}." if table.others else "",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
@@ -152,19 +153,21 @@ def _value(config: Config, section: str, key: str) -> str:
 def _metric(
     table: Table, group: str, paper: list[float], key: str, digits: int, tolerance: float, better: int
 ) -> list[Column]:
-    """The paper's column and ours; then their difference, or beside each the effect: the row minus its own base."""
+    """The paper's column, ours and the difference; under other conditions also both effects: a row minus its base."""
     measured = [line.measured(key) for line in table.lines]
     ours = [None if value is None else value.mean for value in measured]
     paper_column = Column(group, "paper", [Cell(_number(value, digits)) for value in paper])
     our_column = Column(group, "ours", [_measured(value, digits) for value in measured])
+    gaps = [None if mine is None else mine - theirs for mine, theirs in zip(ours, paper, strict=True)]
+    styles = [_nearness(gap, tolerance, better) if table.comparable else "weak" for gap in gaps]
+    differences = [_signed(gap, digits, style) for gap, style in zip(gaps, styles, strict=True)]
+    compared = [paper_column, our_column, Column(group, "diff", differences)]
     if table.comparable:
-        gaps = [None if mine is None else mine - theirs for mine, theirs in zip(ours, paper, strict=True)]
-        differences = [_signed(gap, digits, _nearness(gap, tolerance, better)) for gap in gaps]
-        return [paper_column, our_column, Column(group, "Δ", differences)]
+        return compared
     effects = list(zip(table.effects(paper), table.effects(ours), strict=True))
     their_cells = [_signed(theirs, digits, "") for theirs, _ in effects]
     our_cells = [_signed(mine, digits, _agreement(mine, theirs, tolerance)) for theirs, mine in effects]
-    return [paper_column, Column(group, "Δ paper", their_cells), our_column, Column(group, "Δ ours", our_cells)]
+    return [*compared, Column(group, "Δ paper", their_cells), Column(group, "Δ ours", our_cells)]
 
 
 def _nearness(difference: float | None, tolerance: float, better: int) -> str:

@@ -182,7 +182,7 @@ class Table:
     @property
     def comparable(self) -> bool:
         """Whether our figures were made under the paper's conditions."""
-        return self.data == PAPER_DATA and all(factor == 1 for factor in factors(self.scale).values())
+        return comparable(self.scale, self.data)
 
     @property
     def notes(self) -> list[tuple[str, str, str]]:
@@ -206,6 +206,11 @@ def table(rows: Mapping[str, Config], runs: Sequence[Run], scale: Scale, data: s
         stale = [run for run in own if run.result and _changed(trained, run)]
         lines.append(Line(rows[name], trained, tuple(run for run in own if run not in stale), tuple(stale)))
     return Table(tuple(lines), scale, data, sum(run.experiment not in rows for run in runs))
+
+
+def comparable(scale: Scale, data: str) -> bool:
+    """Whether figures of this scale and data may stand beside the paper's."""
+    return data == PAPER_DATA and all(factor == 1 for factor in factors(scale).values())
 
 
 def factors(scale: Scale) -> dict[str, float]:

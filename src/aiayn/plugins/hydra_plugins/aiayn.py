@@ -33,12 +33,14 @@ class SideBySide(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keeps what Hydra hands over; the runs go to workers, so that the task function is not called."""
-        self.hydra_context, self.config = hydra_context, config
+        self.hydra_context, self.config, self.command = hydra_context, config, task_function.__name__
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Checks every run, then works through what is not finished. Exits with 75 or 1 unless all are done."""
         from aiayn import cli, config, jobs, launcher
 
+        if self.command != "train":
+            cli.fail(f"{self.command} takes one run: only train sweeps, with -m or a sweep file")
         loader = self.hydra_context.config_loader
         composed = [loader.load_sweep_config(self.config, list(overrides)) for overrides in job_overrides]
         with cli.one_line_errors():

@@ -1,0 +1,214 @@
+"""Beside the updates: each recorded once, dev and checkpoints at the right ones, no noise in a log."""
+
+import json
+import math
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from aiayn import callbacks, checkpoint, storage
+from aiayn.callbacks import Bar, Dev, Interrupted, Record, Save
+from aiayn.lightning_data import Update
+
+LAST = 7
+
+
+def update(number: int) -> Update:
+    return Update(number, 11, 13, [])
+
+
+def outputs(number: int) -> dict:
+    return {
+        "loss": torch.tensor(26.0 + number, dtype=torch.float64),
+        "nats": torch.tensor(13.0),
+        "gradient_norm": torch.tensor(0.5),
+        "learning_rate": 0.25,
+    }
+
+
+@pytest.fixture
+def trainer():
+    """What the callbacks ask of a trainer; it notes where it saved."""
+    found = SimpleNamespace(is_global_zero=True, world_size=1, saved=[])
+
+    def save_checkpoint(path):
+        found.saved.append(path)
+        state = {"state_dict": {"w": torch.ones(3)}}
+        checkpoint.VerifiedCheckpointIO().save_checkpoint(state, path)
+
+    found.save_checkpoint = save_checkpoint
+    return found
+
+
+def run(trainer, parts, numbers) -> None:
+    for part in parts:
+        part.on_train_start(trainer, None)
+    for number in numbers:
+        for part in parts:
+            part.on_train_batch_end(trainer, None, outputs(number), update(number), number)
+
+
+def rows(path) -> list[dict]:
+    return [json.loads(line) for line in storage.read_lines(path)]
+
+
+@pytest.fixture
+def signals():
+    """The handlers as they were: Save leaves its own."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_each_update_is_recorded_once_in_order_and_shown_as_it_is_written(trainer, tmp_path):
+    shown = []
+    record = Record(tmp_path / "metrics.jsonl", 0, shown.append, writes=True)
+    run(trainer, [record], range(LAST))
+    record.flush()
+    found = rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in found] == list(range(1, LAST + 1))
+    assert found == shown
+    for number, row in enumerate(found):
+        assert row["train/loss"] == pytest.approx((26 + number) / 13)
+        assert (row["train/nats"], row["train/gradient_norm"], row["train/learning_rate"]) == (1.0, 0.5, 0.25)
+        assert (row["source_tokens"], row["target_tokens"]) == (11, 13)
+    assert [row["seconds"] for row in found] == sorted(row["seconds"] for row in found)
+    assert (record.source_tokens, record.target_tokens) == (11 * LAST, 13 * LAST)
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 6, "train/lo'])
+@pytest.mark.parametrize("start", [0, 1, 3, 5])
+def test_a_resume_cuts_the_record_to_what_the_checkpoint_has_and_goes_on_from_there(trainer, tmp_path, start, torn):
+    path = tmp_path / "metrics.jsonl"
+    before = Record(path, 0, lambda row: None, writes=True)
+    run(trainer, [before], range(5))
+    before.flush()
+    seconds = rows(path)
+    with path.open("a") as file:
+        file.write(torn)
+    record = Record(path, start, lambda row: None, writes=True)
+    assert [row["step"] for row in rows(path)] == list(range(1, start + 1))
+    assert (record.source_tokens, record.target_tokens) == (11 * start, 13 * start)
+    assert record.seconds == (seconds[start - 1]["seconds"] if start else 0.0)
+    run(trainer, [record], range(start, LAST))
+    record.flush()
+    found = rows(path)
+    assert [row["step"] for row in found] == list(range(1, LAST + 1))
+    assert [row["seconds"] for row in found] == sorted(row["seconds"] for row in found)
+    assert record.target_tokens == 13 * LAST
+
+
+def test_only_one_rank_writes(trainer, tmp_path):
+    record = Record(tmp_path / "metrics.jsonl", 0, pytest.fail, writes=False)
+    run(trainer, [record], range(LAST))
+    record.flush()
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert record.waiting == []
+
+
+def test_rows_are_flushed_now_and_then_and_no_sooner(trainer, tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    record = Record(path, 0, lambda row: None, writes=True)
+    run(trainer, [record], range(2))
+    assert rows(path) == []
+    monkeypatch.setattr(callbacks, "FLUSH_SECONDS", 0.0)
+    run(trainer, [record], range(2, 4))
+    assert [row["step"] for row in rows(path)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (7, [7]), (100, [7])])
+def test_dev_is_measured_every_so_many_updates_and_at_the_last(trainer, tmp_path, every, expected):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    dev = Dev(record, lambda: (34.0, 17), every, LAST)
+    run(trainer, [record, dev], range(LAST))
+    measured = [row for row in rows(tmp_path / "metrics.jsonl") if "dev/ppl" in row]
+    assert [row["step"] for row in measured] == expected
+    assert all(row["dev/nats"] == 2.0 and row["dev/ppl"] == pytest.approx(math.e**2) for row in measured)
+
+
+def test_only_rank_0_measures(trainer, tmp_path):
+    trainer.is_global_zero = False
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=False)
+    run(trainer, [record, Dev(record, pytest.fail, 1, LAST)], range(LAST))
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(("every", "expected"), [(1, [5, 6, 7]), (2, [4, 6, 7]), (3, [3, 6, 7]), (100, [7])])
+def test_checkpoints_come_every_so_many_updates_and_at_the_last_and_the_newest_stay(trainer, tmp_path, every, expected):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    run(trainer, [record, Save(record, tmp_path / "checkpoints", every, 3, LAST)], range(LAST))
+    kept = sorted((tmp_path / "checkpoints").glob("*.ckpt"))
+    assert kept == [checkpoint.path_of(tmp_path / "checkpoints", step) for step in expected]
+    assert len(trainer.saved) == len([step for step in range(1, LAST + 1) if step % every == 0 or step == LAST])
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_record_on_the_disk_is_never_behind_the_checkpoint(trainer, tmp_path):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = trainer.save_checkpoint
+
+    def save_and_look(path):
+        assert path == checkpoint.path_of(tmp_path / "checkpoints", rows(tmp_path / "metrics.jsonl")[-1]["step"])
+        save(path)
+
+    trainer.save_checkpoint = save_and_look
+    run(trainer, [record, Save(record, tmp_path / "checkpoints", 2, 3, LAST)], range(LAST))
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, name):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST)
+    run(trainer, [record, save], range(2))
+    os.kill(os.getpid(), getattr(signal, name))
+    with pytest.raises(Interrupted, match=f"stopped by {name} after update 3"):
+        run(trainer, [record, save], range(2, LAST))
+    assert trainer.saved == [checkpoint.path_of(tmp_path / "checkpoints", 3)]
+    assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST)
+    run(trainer, [record, save], range(LAST - 1))
+    os.kill(os.getpid(), signal.SIGTERM)
+    run(trainer, [record, save], range(LAST - 1, LAST))
+    assert trainer.saved == [checkpoint.path_of(tmp_path / "checkpoints", LAST)]
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_rank_stops_when_another_was_asked_to(trainer, tmp_path):
+    trainer.world_size = 2
+    trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda mine, all: True)
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    with pytest.raises(Interrupted, match="another rank after update 1"):
+        run(trainer, [record, Save(record, tmp_path / "checkpoints", 100, 3, LAST)], range(LAST))
+
+
+def test_the_bar_prints_nothing_per_update_into_a_log(trainer, tmp_path, capsys):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    bar = Bar(record, "base", 0, LAST)
+    run(trainer, [bar], range(LAST))
+    bar.teardown(trainer, None, "fit")
+    assert "".join(capsys.readouterr()) == ""
+
+
+def test_the_log_tells_now_and_then_where_the_run_is_and_how_long_it_takes(trainer, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(callbacks, "LOG_SECONDS", -1.0)
+    record = Record(tmp_path / "metrics.jsonl", 4, lambda row: None, writes=True)
+    bar = Bar(record, "base", 4, LAST)
+    run(trainer, [bar], range(4, LAST))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [f"base: update {n} of 7" for n in (5, 6, 7)]
+    assert all("target tokens/s" in line for line in lines)
+    assert lines[-1].endswith(" 0 s left")
+    trainer.is_global_zero = False
+    run(trainer, [bar], range(4, LAST))
+    assert capsys.readouterr().out == ""

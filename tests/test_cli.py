@@ -1,0 +1,221 @@
+"""The command line: manuals at once, a mistake is one line and exit code 2, and leaves nothing behind."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aiayn import cli, config, corpus, jobs, storage
+
+MANUALS = [["--help"], *([command, "--help"] for command in cli.COMMANDS)]
+
+
+def run_main(*arguments: str) -> tuple[int, str]:
+    """Exit code and what was printed to standard error, in this process; a worker is never started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["aiayn", *arguments])
+        patch.setattr(sys, "path", sys.path[:])
+        patch.delitem(Singleton._instances, Plugins, raising=False)  # found once in a process, perhaps without ours
+        patch.setenv("HYDRA_FULL_ERROR", "1")
+        patch.setattr(jobs, "run_here", lambda run: 0)
+        patch.setattr("aiayn.launcher.Sweep.work_through", lambda sweep: 0)
+        printed: list[str] = []
+        patch.setattr(cli, "fail", lambda line, code=2: (printed.append(line), sys.exit(code)))
+        try:
+            cli.main()
+            code: object = 0
+        except SystemExit as exit:
+            code = exit.code
+    assert isinstance(code, int), code
+    return code, "\n".join(printed)
+
+
+@pytest.mark.parametrize("arguments", MANUALS, ids=" ".join)
+def test_every_manual_names_the_twenty_rows_the_exit_codes_and_commands_that_work(arguments, capsys):
+    assert run_main(*arguments) == (0, "")
+    manual = capsys.readouterr().out
+    rows = manual.partition("Rows of Table 3 (experiment=NAME):")[2].partition("Groups:")[0]
+    assert rows.split() == list(config.ROWS)
+    assert cli.EXIT_CODES in manual
+    assert max(map(len, manual.splitlines())) < 160
+    for code in (jobs.DONE, jobs.WRONG_CONFIGURATION, jobs.NON_FINITE, jobs.BAD_DATA, jobs.STORAGE, jobs.INTERRUPTED):
+        assert re.search(rf"\b{code} ", cli.EXIT_CODES)
+
+
+def test_every_example_of_the_manual_composes(tmp_path, monkeypatch):
+    """Without the shell's redirections, and with files where it says `...`; sweeps of all rows have their own tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("aiayn.evaluate.main", lambda run: None)
+    monkeypatch.setattr("aiayn.translate.main", lambda run: None)
+    monkeypatch.setattr("aiayn.prepare.main", lambda run: None)
+    monkeypatch.setattr("aiayn.table.main", lambda run: None)
+    rest = [f"data.{split}_{side}=x" for split in ("train", "dev", "test") for side in ("source", "target")]
+    for examples in cli.EXAMPLES.values():
+        for line, _ in examples:
+            if "glob(" in line or "table3" in line:
+                continue
+            words = [word.strip("'") for word in line.partition(" <")[0].partition(" >")[0].split()]
+            if words[-1] == "...":
+                words[-1:] = rest[2:]
+            assert words[0] == "aiayn"
+            assert run_main(*words[1:]) == (0, ""), line
+
+
+def test_the_manuals_come_at_once_and_without_torch():
+    code = (
+        "import sys\nfrom aiayn import cli\n"
+        f"for arguments in {MANUALS!r}:\n"
+        "    sys.argv = ['aiayn', *arguments]\n"
+        "    try: cli.main()\n"
+        "    except SystemExit: pass\n"
+        "print(sorted({'torch', 'pytorch_lightning', 'wandb', 'sacrebleu', 'sentencepiece'} & set(sys.modules)))\n"
+        "import aiayn.train; print('torch' in sys.modules)"  # control
+    )
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "aiayn", "--help"], check=True, capture_output=True)
+    assert time.monotonic() - began < 10
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["[]", "True"]
+
+
+def test_no_command_at_all_prints_the_manual_and_counts_as_wrong_usage(aiayn):
+    assert "Commands" in aiayn(code=2).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], ("'trian'", "prepare, train, evaluate, translate, table")),
+        (["train", "experiment=a_h2"], ("experiment=a_h2", "a_h1", "a_h4")),
+        (["train", "model.dropuot=0.1"], ("model.dropuot", "did you mean model.dropout?")),
+        (["train", "data=wmt14_en_de"], ("data=wmt14_en_de", "not written yet", "data=files")),
+        (["evaluate", "wandb.mode=disabled"], ("nothing is trained in runs/tiny-mini/base/seed1",)),
+        (["train", "model.dropout=[1"], ("model.dropout=[1",)),
+    ],
+)
+def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(aiayn, tmp_path, arguments, words):
+    began = time.monotonic()
+    done = aiayn(*arguments, code=2)
+    assert time.monotonic() - began < 30
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert all(word in line for word in words), line
+    assert list(tmp_path.iterdir()) == []
+
+
+WRONG = [
+    ("model.dropout=1", "model.dropout=1.0"),
+    ("model.dropout=nan", "model.dropout=nan"),
+    ("model.num_layers=0", "model.num_layers=0"),
+    ("model.num_heads=-1", "model.num_heads=-1"),
+    ("model.d_k=two", "two"),
+    ("model.d_model=11", "model.d_model=1"),
+    ("training.max_steps=0", "training.max_steps=0"),
+    ("training.max_steps=1.5", "1.5"),
+    ("training.label_smoothing=1", "training.label_smoothing=1.0"),
+    ("training.tokens_per_update=7", "data.max_length=64"),
+    ("data.vocab_size=3", "data.vocab_size=3"),
+    ("data.name=../up", "'../up'"),
+    ("hardware.threads=0", "hardware.threads=0"),
+    ("hardware.devices=0", "hardware.devices=0"),
+    ("hardware.precision=8-bit", "64-true"),
+    ("hardware.tokens_per_micro_batch=5", "data.max_length"),
+    ("decoding.beam_size=0", "decoding.beam_size=0"),
+    ("seed=-1", "seed=-1"),
+    ("seed=1e99", "seed"),
+    ("scale=huge", "scale=huge"),
+    ("scale.width=0", "scale.width=0"),
+    ("hardware=tpu", "hardware=tpu"),
+    ("split=train", "dev, test"),
+    ("format=pdf", "terminal, md, csv, latex"),
+    ("average=0", "average=0"),
+    ("wandb.mode=on", "wandb.mode"),
+    ("data=files", "data.train_source"),
+    ("+model.foo=1", "model.foo"),
+    ("~model.dropout", "model.dropout"),
+    ("model=null", "model"),
+    ("model.dropout=null", "model.dropout"),
+    ("model.dropout={a:1}", "model.dropout"),
+    ("model.dropout=${model.nothing}", "model"),
+    ("model.dropout=${oc.env:NOTHING_OF_THAT_NAME}", "NOTHING_OF_THAT_NAME"),
+    ("output=null", "output"),
+    ("=", "="),
+    ("model.dropout", "model.dropout"),
+]
+
+
+@pytest.mark.parametrize(("override", "words"), WRONG, ids=[override for override, _ in WRONG])
+def test_every_wrong_value_is_one_line_that_names_it(override, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, line = run_main("train", override)
+    assert (code, line.count("\n")) == (2, 0)
+    assert words in line
+    assert list(tmp_path.iterdir()) == []
+
+
+KEYS = [key for key, _, _ in config._leaves(config.Config())] + ["data", "scale", "hardware", "nothing", "hydra.run"]
+VALUES = st.one_of(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.sampled_from(["null", "true", "[]", "{}", "[1,2]", "{a: 1}", "???", "${seed}", "'", "\\", "x" * 300, "1,2"]),
+)
+OVERRIDES = st.one_of(
+    st.builds("{}{}={}".format, st.sampled_from(["", "+", "++", "~"]), st.sampled_from(KEYS), VALUES),
+    VALUES.filter(lambda text: not text.startswith("-")),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(OVERRIDES, min_size=1, max_size=2))
+@example([f"output={'x' * 300}"])
+@example(["data.name=a\nb"])
+@example(["model.dropout=a\nb"])
+def test_no_override_whatever_ends_in_a_traceback(tmp_path_factory, overrides):
+    """Any exception that is not an exit fails this test: it would be a traceback."""
+    folder = tmp_path_factory.mktemp("any")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        code, line = run_main("train", *overrides)
+    finally:
+        os.chdir(before)
+    assert code in (0, 2)
+    assert (line == "") == (code == 0)
+    assert "\n" not in line
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (config.ConfigError("x"), 2),
+        (ValueError("x"), 2),
+        (corpus.DataError("x"), 4),
+        (storage.StorageError("x"), 5),
+        (OSError("x"), 5),
+    ],
+)
+def test_an_error_that_a_user_can_cause_has_the_exit_code_of_its_kind(error, code):
+    assert cli.explained(error) == (code, "x")
+
+
+def test_an_error_that_only_we_can_cause_keeps_its_traceback():  # control
+    with pytest.raises(ZeroDivisionError):
+        cli.explained(ZeroDivisionError())
+
+
+@pytest.mark.parametrize("command", [command for command in cli.COMMANDS if command != "train"])
+def test_only_train_sweeps(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for sweep in (["-m", "seed=1,2"], ["-cn", "table3"]):
+        code, line = run_main(command, *sweep)
+        assert code == 2
+        assert "only train sweeps" in line

@@ -1,0 +1,203 @@
+"""A sweep: longest first, so many at once, each run once; a failed run stops nobody; a re-run does what is missing."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiayn import config, jobs, launcher, storage
+
+
+class Worker:
+    """Stands for a worker process: it ends with `code` after it was asked `polls` times."""
+
+    def __init__(self, code: int, polls: int = 2) -> None:
+        self.code, self.polls, self.signals = code, polls, []
+
+    def poll(self):
+        self.polls -= 1
+        return self.code if self.polls <= 0 else None
+
+    def wait(self):
+        return self.code
+
+    def send_signal(self, number):
+        self.signals.append(number)
+        self.code = jobs.INTERRUPTED
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The runs that a sweep started, in order, each with how many were at work by then; no process is started."""
+    begun, codes, workers = [], {}, []
+
+    def start(run, log):
+        at_work = sum(worker.polls > 0 for worker in workers) + 1
+        begun.append((run, at_work))
+        folder = config.run_folder(run)
+        folder.mkdir(parents=True)
+        workers.append(Worker(codes.get(run.seed, jobs.DONE)))
+        if codes.get(run.seed, jobs.DONE) == jobs.NON_FINITE:
+            jobs.fail(folder, jobs.NON_FINITE, "the loss is NaN")
+        return jobs.Job(run, folder, workers[-1])
+
+    monkeypatch.setattr(jobs, "start", start)
+    monkeypatch.setattr(launcher, "POLL_SECONDS", 0)
+    begun_with = lambda: begun  # noqa: E731
+    begun_with.codes, begun_with.workers = codes, workers
+    return begun_with
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """All rows, in an output folder of their own."""
+    return [dataclasses.replace(row, output=f"{tmp_path}/runs") for row in config.rows().values()]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+def test_the_longest_run_starts_first_and_no_more_than_there_is_room_for_are_at_work(runs, started, at_once):
+    assert launcher.Sweep(runs, at_once).work_through() == jobs.DONE
+    begun = [run for run, _ in started()]
+    assert sorted(run.experiment for run in begun) == sorted(config.ROWS)
+    sizes = [launcher.work(run) for run in begun]
+    assert sizes == sorted(sizes, reverse=True)
+    assert begun[0].experiment == "big"
+    assert max(at_work for _, at_work in started()) == at_once
+
+
+def test_work_grows_with_every_size_that_a_row_changes(runs):
+    base = runs[0]
+    for section, key in (
+        *(("model", key) for key in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v")),
+        *(("training", key) for key in ("max_steps", "tokens_per_update")),
+    ):
+        part = getattr(base, section)
+        larger = dataclasses.replace(base, **{section: dataclasses.replace(part, **{key: 2 * getattr(part, key)})})
+        assert launcher.work(larger) > launcher.work(base), key
+    assert launcher.work(dataclasses.replace(base, seed=2)) == launcher.work(base)
+
+
+def test_a_run_that_stands_twice_in_a_sweep_is_trained_once(runs, started):
+    again = dataclasses.replace(runs[0], hardware=dataclasses.replace(runs[0].hardware, threads=2))
+    assert launcher.Sweep([*runs[:3], runs[1], again], 4).work_through() == jobs.DONE
+    assert len(started()) == 3
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_failed_run_stops_nobody_and_is_named_with_its_cause_and_its_log(runs, started, capsys, failing):
+    seeds = [dataclasses.replace(runs[0], seed=seed) for seed in (1, 2, 3)]
+    started.codes[failing] = jobs.NON_FINITE
+    assert launcher.Sweep(seeds, 1).work_through() == jobs.FAILED
+    assert len(started()) == 3
+    printed = capsys.readouterr().out
+    (line,) = (line for line in printed.splitlines() if "failed  " in line)
+    assert re.search(rf"base +seed {failing}  failed  the loss is NaN \(exit code 3\)", line)
+    assert str(config.run_folder(seeds[failing - 1]) / "worker.log") in line
+    assert "1 of 3 runs failed" in printed
+
+
+def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, monkeypatch):
+    poll = Worker.poll
+
+    def signalled(worker):
+        if worker is started.workers[0] and not worker.signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return poll(worker)
+
+    monkeypatch.setattr(Worker, "poll", signalled)
+    before = signal.getsignal(signal.SIGTERM)
+    assert launcher.Sweep(runs, 2).work_through() == jobs.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert len(started()) == 2
+    assert all(worker.signals == [signal.SIGTERM] for worker in started.workers)
+
+
+def test_finished_runs_are_not_started_again(runs, started, result_of):
+    for run in runs[:17]:
+        storage.write_json(config.run_folder(run) / "result.json", result_of(run))
+    assert launcher.Sweep(runs, 2).work_through() == jobs.DONE
+    assert {run.experiment for run, _ in started()} == set(config.ROWS[17:])
+
+
+def test_there_is_room_for_as_many_runs_as_their_threads_fit_the_cores(monkeypatch):
+    cpu, gpu = (config.compose_row(f"hardware={name}").hardware for name in ("cpu", "gpu"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)))
+    for threads, devices, expected in ((1, 1, 7), (2, 1, 3), (1, 2, 3), (3, 2, 1), (64, 1, 1)):
+        assert launcher.room(dataclasses.replace(cpu, threads=threads, devices=devices)) == expected
+    assert launcher.room(gpu) == 1
+
+
+@given(st.integers(1, 900), st.binary(max_size=40).filter(lambda data: b"\n" not in data))
+def test_the_last_recorded_update_is_found_behind_a_torn_line(tmp_path_factory, last, torn):
+    folder = tmp_path_factory.mktemp("metrics")
+    assert launcher.last_step(folder) == 0
+    lines = b"".join(b'{"step": %d, "train/loss": 1.0}\n' % step for step in range(1, last + 1))
+    (folder / "metrics.jsonl").write_bytes(lines + torn)
+    assert launcher.last_step(folder) == last
+
+
+# With real workers
+
+
+Swept = tuple[list[Path], subprocess.CompletedProcess[str], dict[Path, int], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def swept(digits, finished, aiayn_in, tmp_path_factory) -> Swept:
+    """Three seeds of which the second has a checkpoint that is none: swept, repaired, and swept again."""
+    folder = tmp_path_factory.mktemp("sweep")
+    arguments = [*finished[:-1], f"output={folder}/runs", "training.max_steps=5"]
+    folders = [config.run_folder(config.compose_row(*arguments, f"seed={seed}")) for seed in (1, 2, 3)]
+    storage.write_bytes(folders[1] / "checkpoints" / "step-000000003.ckpt", b"no checkpoint")
+    command = ("train", "-m", *arguments, "seed=1,2,3")
+    first = aiayn_in(folder, *command, code=1)
+    written = {path: path.stat().st_mtime_ns for run in (folders[0], folders[2]) for path in run.rglob("*")}
+    (folders[1] / "checkpoints" / "step-000000003.ckpt").unlink()
+    return folders, first, written, aiayn_in(folder, *command)
+
+
+def test_workers_beside_one_that_fails_finish_and_the_sweep_exits_with_1(swept):
+    folders, first, written, _ = swept
+    assert all(folder / "result.json" in written for folder in (folders[0], folders[2]))
+    (line,) = (line for line in first.stdout.splitlines() if "failed  " in line)
+    assert "seed 2  failed  no checkpoint in" in line
+    assert "(exit code 5)" in line
+    assert str(folders[1] / "worker.log") in line
+    assert "Traceback" not in first.stdout + first.stderr
+
+
+def test_a_sweep_again_does_only_what_is_missing(swept):
+    folders, _, written, again = swept
+    assert "3 runs, 2 finished before" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert json.loads((folders[1] / "result.json").read_text())["seed"] == 2
+    assert not (folders[1] / "failure.json").exists()
+
+
+def test_nothing_but_the_output_folder_appears_beside_it(swept):
+    folders, *_ = swept
+    root = folders[0].parents[3]
+    assert [path.name for path in root.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        ("model.num_heads=1,2,O", "model.num_heads"),
+        ("seed=1,2,-3", "seed=-3"),
+        ("training.warmup_steps=5,7,0", "training.warmup_steps=0"),
+    ],
+)
+def test_a_mistake_in_the_last_point_is_refused_before_the_first_starts(aiayn, tmp_path, point, words):
+    printed = aiayn("train", "-m", "wandb.mode=disabled", point, code=2)
+    assert printed.stdout == ""
+    assert len(printed.stderr.splitlines()) == 1
+    assert words in printed.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,281 @@
+"""One update of section 5: the gradient of the whole however it is cut, Adam at the rates of Eq. 3."""
+
+import copy
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiayn.batching import gather
+from aiayn.checkpoint import VerifiedCheckpointIO
+from aiayn.dataset import Pairs
+from aiayn.lightning_data import Update
+from aiayn.lightning_model import LightningTransformer, NonFinite, randomness_key
+from aiayn.tokenizer import EOS
+from aiayn.transformer import Transformer
+
+VOCAB, D_MODEL, WARMUP, SMOOTHING = 29, 14, 3, 0.1
+
+
+def pairs(lengths: list[tuple[int, int]]) -> Pairs:
+    """Sentences of random tokens of these source and target lengths, EOS included."""
+    draw = np.random.default_rng(11)
+    sides = []
+    for side in (0, 1):
+        sentences = [np.append(draw.integers(4, VOCAB, length[side] - 1), EOS) for length in lengths]
+        sides += [np.concatenate(sentences).astype(np.uint16), np.cumsum([0, *map(len, sentences)])]
+    return Pairs(*sides)
+
+
+def update(corpus: Pairs, parts: list[list[int]], number: int = 0) -> Update:
+    """An update that holds these sentences in these micro-batches."""
+    sentences = np.concatenate([np.array(part, dtype=np.int64) for part in parts])
+    batches = [(index, gather(corpus, np.array(part))) for index, part in enumerate(parts) if part]
+    tokens = (int(lengths[sentences].sum()) for lengths in (corpus.source_lengths, corpus.target_lengths))
+    return Update(number, *tokens, batches)
+
+
+def module(dropout: float = 0.0, **changes: float) -> LightningTransformer:
+    torch.manual_seed(13)
+    transformer = Transformer(
+        num_layers=2, d_model=D_MODEL, d_ff=23, num_heads=2, d_k=3, d_v=5, dropout=dropout,
+        learned_positions=False, max_length=600, vocab_size=VOCAB,
+    )  # fmt: skip
+    recipe = {"learning_rate_factor": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.98, "adam_epsilon": 1e-9}
+    recipe |= {"warmup_steps": WARMUP, "label_smoothing": SMOOTHING, **changes}
+    return LightningTransformer(transformer, d_model=D_MODEL, seed=17, **recipe).double()
+
+
+class Steps(pl.Callback):
+    """Keeps what each training step returned."""
+
+    def __init__(self) -> None:
+        self.outputs: list[dict] = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        self.outputs.append(outputs)
+
+
+def fit(model: LightningTransformer, updates: list[Update]) -> tuple[pl.Trainer, list[dict]]:
+    """The trainer, and what each step returned."""
+    steps = Steps()
+    trainer = pl.Trainer(
+        accelerator="cpu", max_steps=len(updates), max_epochs=-1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[steps], precision="64-true",
+        plugins=[VerifiedCheckpointIO()],
+    )  # fmt: skip
+    trainer.fit(model, (update for update in updates))
+    return trainer, steps.outputs
+
+
+def gradient(model: LightningTransformer) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.transformer.parameters()])
+
+
+def loss_by_hand(transformer: Transformer, corpus: Pairs, sentences: list[int]) -> torch.Tensor:
+    """The smoothed loss of section 5.4, summed over the target tokens, one sentence at a time, on whole logits."""
+    total = torch.zeros(())
+    for sentence in sentences:
+        batch = gather(corpus, np.array([sentence]))
+        expected = torch.full((len(batch.target), VOCAB), SMOOTHING / (VOCAB - 1), dtype=torch.float64)
+        expected.scatter_(1, batch.target.unsqueeze(1), 1 - SMOOTHING)
+        total = total - (expected * F.log_softmax(transformer(batch), 1)).sum()
+    return total
+
+
+def gradient_by_hand(model: LightningTransformer, loss: torch.Tensor) -> torch.Tensor:
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.transformer.parameters()))])
+
+
+UNEVEN = pairs([(7, 500), (5, 1), (3, 11), (2, 13), (31, 2)])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[[0, 1, 2, 3, 4]], [[0], [1, 2, 3, 4]], [[1], [0, 2, 3], [4]], [[0], [1], [2], [3], [4]], [[0, 1], [2, 3, 4], []]],
+    ids=len,
+)
+def test_the_gradient_of_an_update_is_that_of_its_tokens_however_it_is_cut(parts):
+    model = module()
+    tokens = int(UNEVEN.target_lengths.sum())
+    expected = gradient_by_hand(model, loss_by_hand(model.transformer, UNEVEN, [0, 1, 2, 3, 4]) / tokens)
+    _, (step,) = fit(model, [update(UNEVEN, parts)])
+    assert float((gradient(model) - expected).abs().max()) < 1e-12
+    assert float(step["gradient_norm"]) == pytest.approx(float(expected.norm()), rel=1e-12)
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (0, 2)])
+def test_1_against_500_target_tokens_weigh_1_and_500_and_a_mean_of_means_would_show(pair):
+    model = module()
+    sums = [loss_by_hand(model.transformer, UNEVEN, [sentence]) for sentence in pair]
+    lengths = [int(UNEVEN.target_lengths[sentence]) for sentence in pair]
+    whole = gradient_by_hand(model, (sums[0] + sums[1]) / sum(lengths))
+    sums = [loss_by_hand(model.transformer, UNEVEN, [sentence]) for sentence in pair]
+    mean_of_means = gradient_by_hand(model, (sums[0] / lengths[0] + sums[1] / lengths[1]) / 2)
+    fit(model, [update(UNEVEN, [[sentence] for sentence in pair])])
+    assert float((gradient(model) - whole).abs().max()) < 1e-12
+    assert float((gradient(model) - mean_of_means).abs().max()) > 1e-3  # control
+
+
+def test_the_reported_sums_are_those_of_the_whole_update():
+    model = module()
+    by_hand = float(loss_by_hand(model.transformer, UNEVEN, [0, 1, 2, 3, 4]).detach())
+    batch = gather(UNEVEN, np.arange(5))
+    nats = float(F.cross_entropy(model.transformer(batch).detach(), batch.target, reduction="sum"))
+    _, (step,) = fit(model, [update(UNEVEN, [[0, 1], [2, 3, 4]])])
+    assert float(step["loss"]) == pytest.approx(by_hand, rel=1e-12)
+    assert float(step["nats"]) == pytest.approx(nats, rel=1e-12)
+    assert by_hand != pytest.approx(nats, rel=1e-9)  # control: smoothing counts
+
+
+EVEN = pairs([(5, 7), (3, 2), (11, 13), (2, 3)])
+UPDATES = [update(EVEN, [[0, 1], [2, 3]], number) for number in range(7)]
+
+
+def reference(model: LightningTransformer, rates: list[float], betas: tuple[float, float]) -> list[torch.Tensor]:
+    """The weights after torch's own Adam at these rates, on the loss of `loss_by_hand`."""
+    transformer = copy.deepcopy(model.transformer)
+    adam = torch.optim.Adam(transformer.parameters(), lr=1.0, betas=betas, eps=1e-9, foreach=False, fused=False)
+    for rate in rates:
+        adam.zero_grad()
+        (loss_by_hand(transformer, EVEN, [0, 1, 2, 3]) / int(EVEN.target_lengths.sum())).backward()
+        adam.param_groups[0]["lr"] = rate
+        adam.step()
+    return list(transformer.parameters())
+
+
+def distance(model: LightningTransformer, weights: list[torch.Tensor]) -> float:
+    both = zip(model.transformer.parameters(), weights, strict=True)
+    return max(float((one - other).detach().abs().max()) for one, other in both)
+
+
+def test_the_weights_follow_adam_at_the_rates_of_equation_3():
+    model, start = module(), module()
+    rates = [D_MODEL**-0.5 * min(1 / math.sqrt(step), step / WARMUP**1.5) for step in range(1, 8)]
+    _, steps = fit(model, UPDATES)
+    assert [step["learning_rate"] for step in steps] == pytest.approx(rates, rel=1e-14)
+    assert rates.index(max(rates)) == WARMUP - 1
+    # Where a gradient is zero but for rounding, Adam divides rounding by its epsilon of 1e-9
+    assert distance(model, reference(start, rates, (0.9, 0.98))) < 1e-7
+    assert distance(model, reference(start, rates, (0.9, 0.999))) > 1e-3  # controls
+    assert distance(model, reference(start, [rates[0], *rates[:-1]], (0.9, 0.98))) > 1e-3
+
+
+def test_the_learning_rate_factor_multiplies_every_rate():
+    plain, faster = (fit(module(learning_rate_factor=factor), UPDATES[:3])[1] for factor in (1.0, 2.5))
+    for one, other in zip(plain, faster, strict=True):
+        assert other["learning_rate"] == pytest.approx(2.5 * one["learning_rate"], rel=1e-14)
+
+
+def test_dropout_depends_on_the_seed_the_update_and_the_micro_batch_and_on_nothing_before(monkeypatch):
+    gradients = []
+    for before in (1, 2):
+        model = module(dropout=0.3)
+        step = LightningTransformer.training_step
+
+        def disturbed(self, *arguments, before=before, step=step):
+            torch.manual_seed(before)
+            return step(self, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LightningTransformer, "training_step", disturbed)
+            fit(model, [update(EVEN, [[0, 1], [2, 3]])])
+        gradients.append(gradient(model))
+    assert torch.equal(*gradients)
+    other = module(dropout=0.3)
+    fit(other, [update(EVEN, [[0, 1], [2, 3]], number=1)])
+    assert not torch.allclose(gradient(other), gradients[0])  # control
+
+
+def test_two_micro_batches_of_the_same_sentences_are_not_dropped_alike():
+    model = module(dropout=0.3)
+    fit(model, [update(EVEN, [[0], [0]])])
+    twice = gradient(model)
+    once = module(dropout=0.3)
+    fit(once, [update(EVEN, [[0]])])
+    assert not torch.allclose(twice, gradient(once))
+
+
+WHERE = st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 10**7), st.integers(0, 10**4))
+
+
+@given(WHERE, WHERE)
+def test_distinct_places_have_distinct_keys_and_the_same_place_always_the_same(one, other):
+    assert (randomness_key(*one) == randomness_key(*other)) == (one == other)
+    assert 0 <= randomness_key(*one) < 2**63
+
+
+def test_keys_never_change_so_that_a_run_can_go_on_under_a_later_version():
+    assert randomness_key(1, 2, 3) == 926643494850814613
+    assert len({randomness_key(*where) for where in ((1, 23, 4), (12, 3, 4), (1, 2, 34), (1, 2, 3))}) == 4
+
+
+def leaves(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [leaf for item in [*value.keys(), *value.values()] for leaf in leaves(item)]
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def test_a_checkpoint_holds_weights_moments_and_integers_and_nothing_that_runs(tmp_path):
+    model = module()
+    trainer, _ = fit(model, UPDATES[:3])
+    path = tmp_path / "step-000000003.ckpt"
+    trainer.save_checkpoint(path)
+    saved = VerifiedCheckpointIO().load_checkpoint(path)
+    assert set(saved) == {"state_dict", "optimizer_states", "updates_done", "pytorch-lightning_version"}
+    assert saved["updates_done"] == 3
+    assert set(saved["state_dict"]) == {f"transformer.{name}" for name, _ in model.transformer.named_parameters()}
+    (adam,) = saved["optimizer_states"]
+    assert all(set(state) == {"step", "exp_avg", "exp_avg_sq"} for state in adam["state"].values())
+    assert len(adam["state"]) == len(list(model.transformer.parameters()))
+    for leaf in leaves(saved):
+        assert leaf is None or type(leaf) in (torch.Tensor, int, float, str, bool), type(leaf)
+
+
+def test_a_restored_run_goes_on_bit_for_bit(tmp_path):
+    whole, begun, resumed, forgetful = module(0.3), module(0.3), module(0.3), module(0.3)
+    fit(whole, UPDATES[:5])
+    trainer, _ = fit(begun, UPDATES[:3])
+    trainer.save_checkpoint(tmp_path / "step-000000003.ckpt")
+    saved = VerifiedCheckpointIO().load_checkpoint(tmp_path / "step-000000003.ckpt")
+    resumed.restore(saved)
+    forgetful.restore({**saved, "optimizer_states": []})
+    for model in (resumed, forgetful):
+        assert model.updates_done == 3
+        fit(model, UPDATES[3:5])
+    assert distance(resumed, list(whole.transformer.parameters())) == 0
+    assert distance(forgetful, list(whole.transformer.parameters())) > 1e-3  # control
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_nothing_moves_when_the_loss_or_the_gradient_is_not_finite(poison):
+    model = module()
+    fit(model, UPDATES[:2])
+    bias = model.transformer.encoder[0].feed_forward[0].bias
+    with torch.no_grad():
+        bias[0] = poison
+    before = [parameter.detach().clone() for parameter in model.transformer.parameters()]
+    with pytest.raises(NonFinite, match=r"update 3: loss .* at learning rate .* no step was taken"):
+        fit(model, UPDATES[2:3])
+    for old, new in zip(before, model.transformer.parameters(), strict=True):
+        assert torch.equal(old.nan_to_num(5.0), new.nan_to_num(5.0))
+    assert model.updates_done == 2
+
+
+def test_an_update_moves_to_another_device_whole():
+    moved = UPDATES[0].to(torch.device("meta"))
+    assert (moved.number, moved.source_tokens, moved.target_tokens) == (0, 21, 25)
+    for (index, batch), (expected, original) in zip(moved.batches, UPDATES[0].batches, strict=True):
+        assert index == expected
+        for field in dataclasses.fields(batch):
+            tensor = getattr(batch, field.name)
+            assert tensor.device.type == "meta"
+            assert tensor.shape == getattr(original, field.name).shape

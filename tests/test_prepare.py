@@ -1,0 +1,108 @@
+"""`aiayn prepare`: the corpus that the configuration names, plain or compressed, once."""
+
+import dataclasses
+import gzip
+import lzma
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiayn import config, corpus, prepare
+
+SIDES = [(split, side) for split in ("train", "dev", "test") for side in ("source", "target")]
+
+
+@pytest.fixture
+def run(digits, tmp_path) -> config.Config:
+    """The digits, to be prepared in a folder of its own."""
+    return config.compose_row(*digits, f"prepared={tmp_path}/prepared", f"output={tmp_path}/runs")
+
+
+def with_files(run: config.Config, **paths: str) -> config.Config:
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, **paths))
+
+
+def state(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_your_own_text_is_prepared_and_what_was_kept_is_printed(run, tmp_path, capsys):
+    prepare.main(run)
+    printed = capsys.readouterr().out
+    assert "train: 4001 lines, 4001 pairs kept, dropped: none" in printed
+    assert "dev: 41 lines, 41 pairs kept, dropped: none" in printed
+    assert "test: 43 lines, 43 pairs kept, dropped: none" in printed
+    assert re.search(r"25 pieces, SHA-256 [0-9a-f]{64}\n", printed)
+    assert [path.name for path in tmp_path.iterdir()] == ["prepared"]
+
+
+def test_preparing_again_writes_nothing_and_learns_nothing(run, tmp_path):
+    first = prepare.prepare(run, lambda message: None)
+    before = state(tmp_path)
+    again = prepare.prepare(run, pytest.fail)
+    assert again.sha256 == first.sha256
+    assert state(tmp_path) == before
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_compressed_text_gives_the_same_corpus(run, tmp_path, suffix, compress):
+    plain = prepare.prepare(run, lambda message: None)
+    paths = {}
+    for split, side in SIDES:
+        path = tmp_path / f"{split}.{side}{suffix}"
+        path.write_bytes(compress(Path(getattr(run.data, f"{split}_{side}")).read_bytes()))
+        paths[f"{split}_{side}"] = str(path)
+    other = dataclasses.replace(with_files(run, **paths), prepared=f"{tmp_path}/other")
+    packed = prepare.prepare(other, lambda message: None)
+    assert packed.folder != plain.folder
+    for name in ("files", "splits"):
+        assert packed.manifest[name] == plain.manifest[name]
+
+
+def test_pairs_that_cannot_be_learned_from_are_dropped_and_counted_by_reason(run, tmp_path, capsys):
+    lines = Path(run.data.train_source).read_bytes().splitlines(keepends=True)
+    lines[3], lines[5], lines[7] = b"\n", b"\xff\n", b"1 2 3 4 5 6 7 8 9 1 2 3 4 5 6 7 8 9 1 2 3 4 5 6 7 8 9\n"
+    path = tmp_path / "train.source"
+    path.write_bytes(b"".join(lines))
+    prepare.main(with_files(run, train_source=str(path)))
+    printed = capsys.readouterr().out
+    assert "train: 4001 lines, 3998 pairs kept, dropped: 1 empty, 1 invalid UTF-8, 1 too long" in printed
+
+
+@pytest.mark.parametrize(("split", "side"), SIDES)
+def test_a_missing_file_is_named_with_its_key(run, tmp_path, split, side):
+    key = f"{split}_{side}"
+    for path in ("", str(tmp_path / "gone"), str(tmp_path)):
+        with pytest.raises(config.ConfigError, match=rf"data\.{key}='{re.escape(path)}': no such file"):
+            prepare.sources(with_files(run, **{key: path}).data)
+
+
+def test_the_embedded_corpus_needs_no_file_and_wmt14_says_what_to_do_instead():
+    assert prepare.sources(config.compose_row("data=tiny").data) == corpus.EMBEDDED
+    with pytest.raises(config.ConfigError, match=r"not written yet.*data=files") as caught:
+        prepare.sources(config.compose_row("data=wmt14_en_de").data)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_text_under_the_same_name_is_refused_with_the_remedy(run, tmp_path):
+    prepare.prepare(run, lambda message: None)
+    before = state(tmp_path)
+    with pytest.raises(corpus.DataError, match=r"was prepared from something else.*dev.source.*rm -r"):
+        prepare.prepare(with_files(run, dev_source=run.data.dev_target), lambda message: None)
+    assert state(tmp_path) == before
+
+
+def test_two_commands_at_once_prepare_once(digits, tmp_path):
+    command = [sys.executable, "-m", "aiayn", "prepare", *digits, f"prepared={tmp_path}/prepared"]
+    both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    printed = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("learning 25 pieces" in text for text in printed) == 1
+    assert printed[0].splitlines()[-4:] == printed[1].splitlines()[-4:]

@@ -1,0 +1,103 @@
+"""`aiayn translate`: n lines in, n lines out, in order, for any bytes."""
+
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiayn import config, translate
+from aiayn.evaluate import search, trained
+
+
+@pytest.fixture(scope="module")
+def model(finished):
+    """The trained run: (model, corpus, decoding)."""
+    run = config.compose_row(*finished)
+    transformer, dataset, _ = trained(run)
+    return transformer, dataset, run.decoding
+
+
+def translations(model, text: bytes) -> list[str]:
+    transformer, dataset, decoding = model
+    return list(translate.translate(transformer, dataset, decoding, io.BytesIO(text)))
+
+
+def lines_of(text: bytes) -> list[bytes]:
+    lines = text.split(b"\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+LINES = st.lists(st.one_of(st.binary(max_size=9), st.text("0123456789 ", max_size=9).map(str.encode)), max_size=7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LINES.map(b"\n".join))
+def test_any_bytes_keep_their_number_of_lines_and_only_a_line_feed_ends_one(model, text):
+    found = translations(model, text)
+    assert len(found) == len(lines_of(text))
+    for line, translation in zip(lines_of(text), found, strict=True):
+        if not line.decode("utf-8", "replace").strip():
+            assert translation == ""
+
+
+@settings(max_examples=15, deadline=None)
+@given(LINES.map(b"\n".join))
+def test_the_command_writes_as_many_lines_as_it_reads(finished, text):
+    with pytest.MonkeyPatch.context() as patch:
+        written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
+        patch.setattr("sys.stdout", written)
+        translate.main(config.compose_row(*finished), io.BytesIO(text))
+        printed = written.buffer.getvalue()
+    assert printed.count(b"\n") == len(lines_of(text))
+    assert printed.endswith(b"\n") or not printed
+
+
+def test_empty_lines_stay_where_they_are(model):
+    found = translations(model, b"\n1 2 3\n   \n\r\n4 5\n\n")
+    assert [bool(line) for line in found] == [False, True, False, False, True, False]
+
+
+def test_a_line_is_translated_alike_alone_and_among_others_and_across_chunks(model, monkeypatch):
+    lines = [b"1 2 3", b"", b"7", b"9 8 7 6 5", b"4 4", b"1 2 3", b"0 1 0"]
+    together = translations(model, b"\n".join(lines))
+    assert [line for text in lines for line in translations(model, text + b"\n")] == together
+    assert together[0] == together[5]
+    monkeypatch.setattr(translate, "LINES_AT_ONCE", 2)
+    assert translations(model, b"\n".join(lines)) == together
+    assert len(set(together)) > 2  # control: not always the same
+
+
+def test_a_translation_is_what_the_search_finds_for_the_tokens(model):
+    transformer, dataset, decoding = model
+    (hypothesis,) = search(transformer, dataset.tokenizer.encode(["3 1 4 1 5"]), decoding)
+    assert translations(model, b"3 1 4 1 5") == dataset.tokenizer.decode([hypothesis.ids])
+
+
+def test_line_ends_of_another_system_do_not_count_as_text(model):
+    assert translations(model, b"1 2 3\r\n4 5\r\n") == translations(model, b"1 2 3\n4 5\n")
+
+
+def test_lines_come_out_while_more_are_to_come(model, monkeypatch):
+    """A pipe that never ends is translated in chunks."""
+    monkeypatch.setattr(translate, "LINES_AT_ONCE", 3)
+    transformer, dataset, decoding = model
+    asked = []
+
+    def endless():
+        while True:
+            asked.append(1)
+            yield b"1 2\n"
+
+    found = translate.translate(transformer, dataset, decoding, endless())
+    assert next(found)
+    assert len(asked) == 3
+
+
+def test_standard_input_goes_to_standard_output_and_nothing_else_does(finished, aiayn, tmp_path):
+    text = "1 2 3\n\n4 5 6 ß \x85 \u2028 x\n"
+    done = aiayn("translate", *finished, text=text)
+    assert done.stdout.count("\n") == 3
+    assert done.stdout.split("\n")[1] == ""
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
