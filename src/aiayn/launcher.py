@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from aiayn import config, jobs, report, results
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 1.0
 TAIL_BYTES = 4096
 
 

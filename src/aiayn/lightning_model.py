@@ -61,7 +61,7 @@ class LightningTransformer(pl.LightningModule):
         """
         optimizer = self.optimizers()
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for index, batch in update.batches:
             torch.manual_seed(randomness_key(self.seed, update.number, index))
