@@ -141,6 +141,7 @@ def test_a_run_with_other_values_than_its_row_gets_its_own_folder():
     folders = {config.run_folder(run) for run in varied}
     assert len(folders) == 2
     assert all("/a_h1+" in str(folder) for folder in folders)
+    assert config.run_folder(compose_row("experiment=a_h1", "training.checkpoint_every=7")) == config.run_folder(plain)
 
 
 def test_every_number_has_a_range():

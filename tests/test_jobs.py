@@ -32,7 +32,7 @@ def changed(run: config.Config, key: str) -> config.Config:
 
 
 KEYS = [key for key, _, _ in config._leaves(config.Config())]
-MEANING = [key for key in KEYS if key.partition(".")[0] in jobs.MEANING and key not in jobs.HARMLESS]
+MEANING = [key for key in KEYS if key.partition(".")[0] in jobs.MEANING and key not in config.HARMLESS]
 
 
 def hold(folder_of: config.Config, content: config.Config) -> Path:
@@ -44,7 +44,7 @@ def hold(folder_of: config.Config, content: config.Config) -> Path:
 
 def test_every_key_either_belongs_to_the_meaning_of_a_run_or_is_free():
     assert {key.partition(".")[0] for key in KEYS} == set(jobs.MEANING) | set(FREE)
-    assert set(jobs.HARMLESS) < set(KEYS)
+    assert set(config.HARMLESS) < set(KEYS)
 
 
 @pytest.mark.parametrize("key", [key for key in MEANING if key != "experiment"])
@@ -74,7 +74,8 @@ def test_the_same_meaning_is_not_refused(toy_run):  # control
 
 
 @pytest.mark.parametrize(
-    "key", [*jobs.HARMLESS, "hardware.threads", "hardware.devices", "hardware.tokens_per_micro_batch", "wandb.project"]
+    "key",
+    [*config.HARMLESS, "hardware.threads", "hardware.devices", "hardware.tokens_per_micro_batch", "wandb.project"],
 )
 def test_a_harmless_change_is_allowed(toy_run, key):
     hold(toy_run, changed(toy_run, key))
@@ -151,6 +152,15 @@ def test_a_killed_worker_leaves_a_failure_naming_the_signal(toy_run, tmp_path, n
     assert failure["cause"] == f"killed by {name}"
     assert failure["exit_code"] == 128 + getattr(signal, name)
     assert failure["log"] == str(tmp_path / "worker.log")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_worker_asked_to_stop_before_it_could_answer_is_interrupted_and_not_failed(toy_run, tmp_path, name):
+    job = worker(
+        toy_run, tmp_path, f"signal.signal(signal.{name}, signal.SIG_DFL); os.kill(os.getpid(), signal.{name})"
+    )
+    assert jobs.close(job) == jobs.INTERRUPTED
+    assert not (tmp_path / "failure.json").exists()
 
 
 def test_a_worker_that_ended_without_a_word_leaves_a_failure_with_its_exit_code(toy_run, tmp_path):

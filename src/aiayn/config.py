@@ -27,6 +27,8 @@ ROWS = (
     *("c_n2", "c_n4", "c_n8", "c_dmodel256", "c_dmodel1024", "c_dff1024", "c_dff4096"),
     *("d_dropout00", "d_dropout02", "d_smoothing00", "d_smoothing02", "e_learned_positions", "big"),
 )
+# Keys of a row that change no result: how often a run is measured and saved, and how it is cut into pieces.
+HARMLESS = ("training.checkpoint_every", "training.keep_checkpoints", "training.dev_every", "decoding.tokens_per_batch")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -282,7 +284,7 @@ def variation(config: Config) -> str:
         f"{section}.{key}": value
         for section in ("model", "training", "decoding")
         for key, value in asked[section].items()
-        if value != own[section][key]
+        if value != own[section][key] and f"{section}.{key}" not in HARMLESS
     }
     return f"+{hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]}" if changed else ""
 

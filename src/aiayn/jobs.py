@@ -20,7 +20,6 @@ DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 
 
 # What a run's numbers depend on: a folder that holds other values is another run.
 MEANING = ("experiment", "seed", "model", "training", "data", "scale", "decoding")
-HARMLESS = ("training.checkpoint_every", "training.keep_checkpoints", "training.dev_every", "decoding.tokens_per_batch")
 # Left by a launcher or by torchrun, these would make a worker believe that it is a rank of somebody else's group.
 FOREIGN = (
     "LOCAL_RANK",
@@ -94,6 +93,8 @@ def start(run: config.Config, log: Path | None) -> Job:
 def close(job: Job) -> int:
     """The exit code of a worker that has ended; leaves `failure.json` when it could not write that itself."""
     code = job.process.wait()
+    if code in (-signal.SIGTERM, -signal.SIGINT):  # asked to stop while it was still importing, with nothing to save
+        return INTERRUPTED
     if code < 0:
         fail(job.folder, 128 - code, f"killed by {signal.Signals(-code).name}")
         return 128 - code
@@ -166,4 +167,4 @@ def _meaning(tree: dict[str, Any]) -> dict[str, Any]:
     for key in MEANING:
         value = tree[key]
         flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-    return {key: value for key, value in flat.items() if key not in HARMLESS}
+    return {key: value for key, value in flat.items() if key not in config.HARMLESS}
