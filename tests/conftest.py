@@ -6,7 +6,9 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +58,6 @@ def toy_run(toy: list[str]) -> config.Config:
     return config.compose_row(*toy)
 
 
-@pytest.fixture
-def aiayn(tmp_path: Path) -> Command:
-    """Runs a command in an empty folder, as a user would, and returns what it printed."""
-
-    def run(*arguments: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "aiayn", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, input=text, capture_output=True, text=True, check=False)
-        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
-
-    return run
-
-
 @pytest.fixture(scope="session")
 def aiayn_in() -> Command:
     """Runs a command in the folder given first, for fixtures that outlive a test."""
@@ -80,6 +69,30 @@ def aiayn_in() -> Command:
         return done
 
     return run
+
+
+@pytest.fixture
+def aiayn(aiayn_in: Command, tmp_path: Path) -> Command:
+    """Runs a command in an empty folder, as a user would, and returns what it printed."""
+    return partial(aiayn_in, tmp_path)
+
+
+@contextmanager
+def handlers_restored() -> Iterator[None]:
+    """The signal handlers as they were: a run leaves its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """The same around a test."""
+    with handlers_restored():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -110,9 +123,6 @@ def finished(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
     run = config.compose_row(*overrides)
     folder = config.run_folder(run)
     storage.write_text(folder / "config.yaml", config.to_yaml(run))
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    before = {number: signal.getsignal(number) for number in numbers}
-    train.train(run, folder)
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with handlers_restored():
+        train.train(run, folder)
     return overrides

@@ -55,16 +55,6 @@ def rows(path) -> list[dict]:
     return [json.loads(line) for line in storage.read_lines(path)]
 
 
-@pytest.fixture
-def signals():
-    """The handlers as they were: Save leaves its own."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def test_each_update_is_recorded_once_in_order_and_shown_as_it_is_written(trainer, tmp_path):
     shown = []
     record = Record(tmp_path / "metrics.jsonl", 0, shown.append, writes=True)

@@ -75,16 +75,6 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
     monkeypatch.setattr(LightningTransformer, "training_step", interrupted)
 
 
-@pytest.fixture
-def signals():
-    """The handlers as they were: a run leaves its own."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("update", [1, 3, 5])
 def test_a_run_that_was_interrupted_ends_bit_for_bit_like_one_that_was_not(toy_run, tmp_path, monkeypatch, update):
