@@ -7,12 +7,12 @@ SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 
 # In dependency order: a module imports only from earlier ones.
 MODULES = (
-    *("config", "storage", "corpus", "tokenizer", "dataset", "batching"),
+    *("config", "storage", "corpus", "tokenizer", "dataset", "batching", "linear"),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
     *("checkpoint", "lightning_data", "lightning_model", "callbacks", "results", "report"),
     *("prepare", "jobs", "evaluate", "train", "translate", "table", "launcher", "cli", "__main__"),
 )
-THE_PAPER = ("attention", "transformer", "loss", "schedule", "beam_search", "metrics")
+THE_PAPER = ("linear", "attention", "transformer", "loss", "schedule", "beam_search", "metrics")
 ROOMS = {
     "wandb": {"train"},
     "hydra": {"config", "cli"},

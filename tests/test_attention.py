@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn.attention import MultiHeadAttention, Sentences, causal_mask, scaled_dot_product_attention
+from aiayn.attention import MemoryAttention, SelfAttention, Sentences, causal_mask, scaled_dot_product_attention
 
 D, H, K, V = 22, 3, 5, 7
 LENGTHS, MEMORY_LENGTHS = (4, 1, 6, 2), (3, 5, 1, 2)
@@ -18,15 +18,16 @@ def offsets(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
-def attention(
-    self_attention: bool, d_model: int = D, num_heads: int = H, d_k: int = K, d_v: int = V
-) -> MultiHeadAttention:
-    torch.manual_seed(11)
-    module = MultiHeadAttention(d_model, num_heads, d_k, d_v, self_attention=self_attention).double()
-    for name, parameter in module.named_parameters():
-        if name.endswith("bias"):  # they start as zeros, which would hide a missing one
-            nn.init.normal_(parameter)
+def drawn(module: nn.Module) -> nn.Module:
+    """The module in float64, with biases that are not the zeros they start as, which would hide a missing one."""
+    random = torch.Generator().manual_seed(11)
+    for parameter in module.double().parameters():
+        nn.init.normal_(parameter, std=0.3, generator=random)
     return module
+
+
+def self_attention(d_model: int = D, num_heads: int = H, d_k: int = K, d_v: int = V) -> nn.Module:
+    return drawn(SelfAttention(d_model, num_heads, d_k, d_v))
 
 
 def packed(lengths: tuple[int, ...], d_model: int = D, seed: int = 1) -> Tensor:
@@ -39,14 +40,14 @@ def assert_same_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor], gr
         torch.testing.assert_close(a, b)
 
 
-def by_definition(module: MultiHeadAttention, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
+def by_definition(module: nn.Module, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
     """Section 3.2 for one sentence x (T, D) and its memory (S, D): a loop over heads and queries."""
     rows = []
-    queries, keys, values = (
-        module.query(x).chunk(H, 1),
-        module.key(memory).chunk(H, 1),
-        module.value(memory).chunk(H, 1),
-    )
+    if isinstance(module, SelfAttention):
+        queries, keys, values = module.query_key_value(x).split((H * K, H * K, H * V), 1)
+    else:
+        queries, (keys, values) = module.query(x), module.key_value(memory).split((H * K, H * V), 1)
+    queries, keys, values = (part.chunk(H, 1) for part in (queries, keys, values))
     for t in range(len(x)):
         heads = []
         for h in range(H):
@@ -63,25 +64,23 @@ def test_eq_1_by_hand() -> None:
     keys = torch.tensor([[0.0, 5.0, 5.0, 5.0], [math.log(3), 7.0, 7.0, 7.0]])
     values = torch.tensor([[4.0, 0.0, 8.0], [8.0, 4.0, 0.0]])
     expected = torch.tensor([[7.0, 3.0, 2.0]])
-    torch.testing.assert_close(scaled_dot_product_attention(queries, keys, values, None), expected)
+    torch.testing.assert_close(scaled_dot_product_attention(queries, keys, values, None)[0], expected)
     # Without the second key only the first value is left
     mask = torch.tensor([[0.0, -torch.inf]])
-    torch.testing.assert_close(scaled_dot_product_attention(queries, keys, values, mask), values[:1])
+    torch.testing.assert_close(scaled_dot_product_attention(queries, keys, values, mask)[0], values[:1])
 
 
 @pytest.mark.parametrize("num_keys", [1, 2, 13, 15, 16, 17, 37])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_eq_1_and_its_gradient_equal_torch_for_short_and_long_rows(num_keys: int, dtype: torch.dtype) -> None:
+def test_eq_1_equals_torch_for_short_and_long_rows(num_keys: int, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(3)
     shapes = ((2, 3, 5, K), (2, 3, num_keys, K), (2, 3, num_keys, V))
-    inputs = [torch.randn(shape, generator=random, dtype=dtype, requires_grad=True) for shape in shapes]
+    inputs = [torch.randn(shape, generator=random, dtype=dtype) for shape in shapes]
     mask = torch.zeros(2, 1, 1, num_keys, dtype=dtype)
     mask[1, ..., 1:] = -torch.inf
-    ours = scaled_dot_product_attention(*inputs, mask)
-    theirs = F.scaled_dot_product_attention(*inputs, mask)
-    torch.testing.assert_close(ours, theirs)
-    gradient = torch.randn(ours.shape, generator=random, dtype=dtype)
-    assert_same_gradients(ours, theirs, inputs, gradient)
+    ours, weights = scaled_dot_product_attention(*inputs, mask)
+    torch.testing.assert_close(ours, F.scaled_dot_product_attention(*inputs, mask))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5, dtype=dtype))
 
 
 @pytest.mark.parametrize("num_keys", [3, 17])
@@ -89,37 +88,25 @@ def test_eq_1_and_its_gradient_equal_torch_for_short_and_long_rows(num_keys: int
 def test_huge_scores_stay_finite(num_keys: int, score: float) -> None:
     queries, keys = torch.full((2, 1), score), torch.ones(num_keys, 1)
     values = torch.arange(float(num_keys)).unsqueeze(1)
-    result = scaled_dot_product_attention(queries, keys, values, None)
+    result, _ = scaled_dot_product_attention(queries, keys, values, None)
     torch.testing.assert_close(result, torch.full((2, 1), (num_keys - 1) / 2))
 
 
-@pytest.mark.parametrize("num_keys", [3, 17])
-def test_the_gradient_of_eq_1_equals_finite_differences(num_keys: int) -> None:
-    shapes = ((2, 3, 2), (2, num_keys, 2), (2, num_keys, 3))
-    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    mask = causal_mask(num_keys, torch.device("cpu"))[:3].double()
-    assert torch.autograd.gradcheck(lambda q, k, v: scaled_dot_product_attention(q, k, v, mask), inputs)
-
-
-def test_splitting_pads_with_zeros_and_merging_undoes_it() -> None:
-    sentences, x = Sentences(offsets(LENGTHS)), packed(LENGTHS)
-    padded = sentences.split_heads(x, 11)
-    assert padded.shape == (len(LENGTHS), 11, max(LENGTHS), 2)
-    for number, (begin, end) in enumerate(pairwise(offsets(LENGTHS).tolist())):
-        heads = x[begin:end].unflatten(1, (11, 2)).transpose(0, 1)
-        assert torch.equal(padded[number, :, : end - begin], heads)
-        assert not padded[number, :, end - begin :].any()
-    assert torch.equal(sentences.merge_heads(padded), x)
-    garbage = padded.masked_fill(padded == 0, torch.nan)
-    assert torch.equal(sentences.merge_heads(garbage), x)
-
-
-def test_the_gradients_of_splitting_and_merging_equal_finite_differences() -> None:
-    sentences = Sentences(offsets((2, 1, 3)))
-    x = packed((2, 1, 3), 4)
-    padded = torch.randn(3, 2, 3, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: sentences.split_heads(x, 2), (x,))
-    assert torch.autograd.gradcheck(lambda x: sentences.merge_heads(x), (padded,))
+@pytest.mark.parametrize("widths", [(2, 2, 2), (3, 3, 5), (4,)])
+def test_splitting_pads_with_zeros_and_merging_undoes_it(widths: tuple[int, ...]) -> None:
+    heads = 11
+    sentences, x = Sentences(offsets(LENGTHS), 17), packed((*LENGTHS, 4), heads * sum(widths)).detach()
+    parts = sentences.split(x, heads, widths)
+    for padded, packed_part, width in zip(parts, x.split([heads * w for w in widths], 1), widths, strict=True):
+        assert padded.shape == (len(LENGTHS), heads, max(LENGTHS), width)
+        for number, (begin, end) in enumerate(pairwise(offsets(LENGTHS).tolist())):
+            expected = packed_part[begin:end].unflatten(1, (heads, width)).transpose(0, 1)
+            assert torch.equal(padded[number, :, : end - begin], expected)
+            assert not padded[number, :, end - begin :].any()
+    garbage = [padded.masked_fill(padded == 0, torch.nan) for padded in parts]
+    merged = sentences.merge(garbage)
+    assert torch.equal(merged[:13], x[:13])
+    assert not merged[13:].any()
 
 
 def test_positions_and_mask_follow_the_sentences() -> None:
@@ -128,6 +115,7 @@ def test_positions_and_mask_follow_the_sentences() -> None:
     assert sentences.mask is not None
     assert sentences.mask.tolist() == [[[[0, 0, -torch.inf]]], [[[0, 0, 0]]]]
     assert Sentences(offsets((3, 3))).mask is None
+    assert Sentences(offsets((2, 3)), 7).positions.tolist() == [0, 1, 0, 1, 2, 0, 0]
 
 
 def test_the_causal_mask_hides_only_what_comes_later() -> None:
@@ -137,9 +125,9 @@ def test_the_causal_mask_hides_only_what_comes_later() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_self_attention_equals_its_definition_sentence_by_sentence(causal: bool) -> None:
-    module, x, sentences = attention(True), packed(LENGTHS), Sentences(offsets(LENGTHS))
+    module, x, sentences = self_attention(), packed(LENGTHS), Sentences(offsets(LENGTHS))
     mask = causal_mask(sentences.max_length, x.device) if causal else sentences.mask
-    ours = module(x, x, sentences, sentences, mask)
+    ours = module(x, sentences, mask)
     parts = x.split(LENGTHS)
     expected = torch.cat([by_definition(module, part, part, causal) for part in parts])
     torch.testing.assert_close(ours, expected)
@@ -148,13 +136,13 @@ def test_self_attention_equals_its_definition_sentence_by_sentence(causal: bool)
     assert_same_gradients(ours, expected, inputs, gradient)
     # Control: the wrong mask is noticed
     other = sentences.mask if causal else causal_mask(sentences.max_length, x.device)
-    assert not torch.allclose(module(x, x, sentences, sentences, other), expected)
+    assert not torch.allclose(module(x, sentences, other), expected)
 
 
 def test_attention_to_another_side_equals_its_definition() -> None:
-    module, x, memory = attention(False), packed(LENGTHS), packed(MEMORY_LENGTHS, seed=2)
+    module, x, memory = drawn(MemoryAttention(D, H, K, V)), packed(LENGTHS), packed(MEMORY_LENGTHS, seed=2)
     memory_sentences = Sentences(offsets(MEMORY_LENGTHS))
-    ours = module(x, memory, Sentences(offsets(LENGTHS)), memory_sentences, memory_sentences.mask)
+    ours = module(x, memory, Sentences(offsets(LENGTHS)), memory_sentences)
     pairs = zip(x.split(LENGTHS), memory.split(MEMORY_LENGTHS), strict=True)
     expected = torch.cat([by_definition(module, *pair, causal=False) for pair in pairs])
     torch.testing.assert_close(ours, expected)
@@ -162,18 +150,19 @@ def test_attention_to_another_side_equals_its_definition() -> None:
     inputs = [x, memory, *module.parameters()]
     assert_same_gradients(ours, expected, inputs, gradient)
     # Control: without the mask the padding takes part
-    unmasked = module(x, memory, Sentences(offsets(LENGTHS)), memory_sentences, None)
+    memory_sentences.mask = None
+    unmasked = module(x, memory, Sentences(offsets(LENGTHS)), memory_sentences)
     assert not torch.allclose(unmasked, expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_with_d_k_equal_to_d_v_it_is_torch_s_multihead_attention(causal: bool) -> None:
     d_model, heads = 21, 3
-    ours = attention(True, d_model, heads, 7, 7)
+    ours = self_attention(d_model, heads, 7, 7)
     theirs = nn.MultiheadAttention(d_model, heads, batch_first=True, dtype=torch.float64)
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key.weight, ours.value.weight]))
-        theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key.bias, ours.value.bias]))
+        theirs.in_proj_weight.copy_(ours.query_key_value.weight)
+        theirs.in_proj_bias.copy_(ours.query_key_value.bias)
         theirs.out_proj.load_state_dict(ours.output.state_dict())
     x, sentences = packed(LENGTHS, d_model), Sentences(offsets(LENGTHS))
     padded = nn.utils.rnn.pad_sequence(x.split(LENGTHS), batch_first=True)
@@ -181,39 +170,49 @@ def test_with_d_k_equal_to_d_v_it_is_torch_s_multihead_attention(causal: bool) -
     later = torch.ones(max(LENGTHS), max(LENGTHS), dtype=torch.bool).triu(1)
     expected, _ = theirs(padded, padded, padded, key_padding_mask=padding, attn_mask=later if causal else None)
     mask = causal_mask(sentences.max_length, x.device) if causal else sentences.mask
-    torch.testing.assert_close(ours(x, x, sentences, sentences, mask), expected[~padding])
+    torch.testing.assert_close(ours(x, sentences, mask), expected[~padding])
 
 
 def test_a_sentence_is_the_same_alone_and_among_others() -> None:
-    module, x, sentences = attention(True), packed(LENGTHS), Sentences(offsets(LENGTHS))
-    together = module(x, x, sentences, sentences, sentences.mask).split(LENGTHS)
+    module, x, sentences = self_attention(), packed(LENGTHS), Sentences(offsets(LENGTHS))
+    together = module(x, sentences, sentences.mask).split(LENGTHS)
     for part, expected in zip(x.split(LENGTHS), together, strict=True):
         alone = Sentences(offsets((len(part),)))
-        torch.testing.assert_close(module(part, part, alone, alone, alone.mask), expected)
+        torch.testing.assert_close(module(part, alone, alone.mask), expected)
     # Control: another boundary, another result
     wrong = Sentences(offsets((4, 2, 5, 2)))
-    assert not torch.allclose(module(x, x, wrong, wrong, wrong.mask), torch.cat(together))
+    assert not torch.allclose(module(x, wrong, wrong.mask), torch.cat(together))
 
 
 def test_looking_back_token_by_token_equals_causal_self_attention() -> None:
-    module, x = attention(True), packed((5,))
+    module, x = self_attention(), packed((5,))
     alone = Sentences(offsets((5,)))
-    expected = module(x, x, alone, alone, causal_mask(5, x.device))
+    expected = module(x, alone, causal_mask(5, x.device))
     keys, values = torch.zeros(1, 1, H, 0, K).double(), torch.zeros(1, 1, H, 0, V).double()
     for t in range(5):
-        result, keys, values = module.look_back(x[None, t : t + 1], keys, values)
+        result, keys, values = module.step(x[None, t : t + 1], keys, values)
         torch.testing.assert_close(result[0, 0], expected[t])
     assert (keys.shape, values.shape) == ((1, 1, H, 5, K), (1, 1, H, 5, V))
+
+
+@pytest.mark.parametrize("num_keys", [3, 17])
+def test_the_gradients_equal_finite_differences(num_keys: int) -> None:
+    lengths, memory_lengths = (2, 1), (num_keys, 1)
+    sentences, memory_sentences = Sentences(offsets(lengths), 5), Sentences(offsets(memory_lengths))
+    x, memory = packed((*lengths, 2), 4), packed(memory_lengths, 4)
+    alone, across = drawn(SelfAttention(4, 2, 1, 3)), drawn(MemoryAttention(4, 2, 1, 3))
+    mask = causal_mask(2, x.device)
+    assert torch.autograd.gradcheck(lambda x: alone(x, sentences, mask), (x,))
+    assert torch.autograd.gradcheck(lambda x, memory: across(x, memory, sentences, memory_sentences), (x, memory))
 
 
 def test_weights_are_glorot_uniform_over_the_fused_matrices_and_biases_zero() -> None:
     d_model, heads, d_k, d_v = 101, 7, 13, 29
     query, value = heads * d_k, heads * d_v
-    for self_attention, fan_outs in (
-        (True, {"query": 2 * query + value, "key": 2 * query + value, "value": 2 * query + value}),
-        (False, {"query": query, "key": query + value, "value": query + value}),
+    for module, fan_outs in (
+        (SelfAttention(d_model, heads, d_k, d_v), {"query_key_value": 2 * query + value}),
+        (MemoryAttention(d_model, heads, d_k, d_v), {"query": query, "key_value": query + value}),
     ):
-        module = MultiHeadAttention(d_model, heads, d_k, d_v, self_attention=self_attention)
         fans = {name: (d_model, fan_out) for name, fan_out in fan_outs.items()} | {"output": (value, d_model)}
         for name, fan in fans.items():
             layer = module.get_submodule(name)

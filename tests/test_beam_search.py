@@ -285,7 +285,7 @@ def packed(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -
 @pytest.fixture(scope="module", params=[False, True], ids=["sinusoids", "learned"])
 def transformer(request: pytest.FixtureRequest) -> Transformer:
     """A model that has begun to learn an ambiguous task: a new one repeats its last token, which tests nothing."""
-    torch.manual_seed(5)
+    torch.manual_seed(7)
     model = Transformer(
         num_layers=2, d_model=14, d_ff=19, num_heads=3, d_k=5, d_v=7, dropout=0.0,
         learned_positions=request.param, max_length=11, vocab_size=VOCAB,

@@ -69,8 +69,9 @@ def reference(ours: Transformer, dropout: nn.Module) -> tuple[nn.Transformer, Te
             norms.append((a.norm2, b.after_memory_attention.norm))
         norms.append((a.norm3 if hasattr(a, "norm3") else a.norm2, b.after_feed_forward.norm))
         for x, y in attentions:
-            x.in_proj_weight.data = torch.cat([y.query.weight, y.key.weight, y.value.weight])
-            x.in_proj_bias.data = torch.cat([y.query.bias, y.key.bias, y.value.bias])
+            layers = [y.query_key_value] if hasattr(y, "query_key_value") else [y.query, y.key_value]
+            x.in_proj_weight.data = torch.cat([layer.weight for layer in layers])
+            x.in_proj_bias.data = torch.cat([layer.bias for layer in layers])
             x.out_proj.load_state_dict(y.output.state_dict())
         for x, y in [*norms, (a.linear1, b.feed_forward[0]), (a.linear2, b.feed_forward[2])]:
             x.load_state_dict(y.state_dict())

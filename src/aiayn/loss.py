@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiayn.linear import product, transposed_product
+
 # T target tokens of all sentences, packed; D d_model; V vocabulary; R rows of logits that exist at a time
 
 
@@ -41,7 +43,7 @@ class _CrossEntropy(torch.autograd.Function):
         for start in range(0, len(target), rows):
             part = hidden[start : start + rows]  # (R, D)
             gold = target[start : start + rows].unsqueeze(1)  # (R, 1)
-            logits = torch.matmul(part, embedding.t())  # (R, V)
+            logits = product(part, embedding)  # (R, V)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             logits -= logits.amax(1, keepdim=True)
             of_gold, of_all = logits.gather(1, gold), logits.sum(1, keepdim=True)
@@ -52,8 +54,8 @@ class _CrossEntropy(torch.autograd.Function):
             if with_gradient:  # p(token) - expected(token), times the row's total, which leaves with the narrower side
                 gradient = logits.sub_(share * total)
                 gradient.scatter_add_(1, gold, -extra * total)
-                to_hidden[start : start + rows] = torch.matmul(gradient, embedding) / total
-                to_embedding.addmm_(gradient.t(), part / total)
+                to_hidden[start : start + rows] = product(gradient, embedding.t()) / total
+                to_embedding += transposed_product(gradient, part / total)
         if with_gradient:
             ctx.save_for_backward(to_hidden, to_embedding)
         ctx.mark_non_differentiable(nats)

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn.attention import MultiHeadAttention, Sentences, causal_mask, linear
+from aiayn.attention import MemoryAttention, SelfAttention, Sentences, causal_mask
 from aiayn.batching import Batch
+from aiayn.linear import Linear, static_rows
 
 # S source tokens, T target tokens of all sentences, packed; B sentences; W hypotheses of each; t steps taken
 # L tokens of the longest source; D d_model; H heads; K d_k; V d_v
@@ -52,7 +53,7 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, d_model: int, d_ff: int) -> None:
         # Paper: residual dropout only (5.4), so none between the two layers
-        super().__init__(linear(d_model, d_ff), nn.ReLU(inplace=True), linear(d_ff, d_model))
+        super().__init__(Linear(d_model, d_ff), nn.ReLU(inplace=True), Linear(d_ff, d_model))
 
 
 class EncoderLayer(nn.Module):
@@ -60,14 +61,14 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int, num_heads: int, d_k: int, d_v: int, dropout: float) -> None:
         super().__init__()
-        self.self_attention = MultiHeadAttention(d_model, num_heads, d_k, d_v, self_attention=True)
+        self.self_attention = SelfAttention(d_model, num_heads, d_k, d_v)
         self.feed_forward = FeedForward(d_model, d_ff)
         self.after_self_attention = AddAndNorm(d_model, dropout)
         self.after_feed_forward = AddAndNorm(d_model, dropout)
 
     def forward(self, x: Tensor, sentences: Sentences) -> Tensor:
         """x (S, D) to (S, D)."""
-        x = self.after_self_attention(x, self.self_attention(x, x, sentences, sentences, sentences.mask))
+        x = self.after_self_attention(x, self.self_attention(x, sentences, sentences.mask))
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
 
 
@@ -76,8 +77,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int, num_heads: int, d_k: int, d_v: int, dropout: float) -> None:
         super().__init__()
-        self.self_attention = MultiHeadAttention(d_model, num_heads, d_k, d_v, self_attention=True)
-        self.memory_attention = MultiHeadAttention(d_model, num_heads, d_k, d_v, self_attention=False)
+        self.self_attention = SelfAttention(d_model, num_heads, d_k, d_v)
+        self.memory_attention = MemoryAttention(d_model, num_heads, d_k, d_v)
         self.feed_forward = FeedForward(d_model, d_ff)
         self.after_self_attention = AddAndNorm(d_model, dropout)
         self.after_memory_attention = AddAndNorm(d_model, dropout)
@@ -88,16 +89,16 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """x (T, D) and the encoder's output (S, D) to (T, D)."""
         # Padding ends a sentence, so the causal mask hides it from every token
-        x = self.after_self_attention(x, self.self_attention(x, x, sentences, sentences, causal))
-        looked_up = self.memory_attention(x, memory, sentences, memory_sentences, memory_sentences.mask)
+        x = self.after_self_attention(x, self.self_attention(x, sentences, causal))
+        looked_up = self.memory_attention(x, memory, sentences, memory_sentences)
         x = self.after_memory_attention(x, looked_up)
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
 
     def step(self, x: Tensor, cache: "LayerCache", memory_mask: Tensor | None) -> Tensor:
         """The same for the next token (B, W, D) of W hypotheses a sentence; the cache grows by it."""
-        looked_back, cache.keys, cache.values = self.self_attention.look_back(x, cache.keys, cache.values)
+        looked_back, cache.keys, cache.values = self.self_attention.step(x, cache.keys, cache.values)
         x = self.after_self_attention(x, looked_back)
-        looked_up = self.memory_attention.look_at(x, cache.memory_keys, cache.memory_values, memory_mask)
+        looked_up = self.memory_attention.step(x, cache.memory_keys, cache.memory_values, memory_mask)
         x = self.after_memory_attention(x, looked_up)
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
 
@@ -212,11 +213,13 @@ class Transformer(nn.Module):
 
     def hidden(self, batch: Batch) -> Tensor:
         """What `logits` turns into the logits, as (T, D): the loss does that itself, a part at a time."""
-        source, target = Sentences(batch.source_offsets), Sentences(batch.target_offsets)
-        return self.decode(batch.target_input, target, self.encode(batch.source, source), source)
+        source = Sentences(batch.source_offsets, static_rows(len(batch.source)))
+        target = Sentences(batch.target_offsets, static_rows(len(batch.target)))
+        return self.decode(batch.target_input, target, self.encode(batch.source, source), source)[: target.tokens]
 
     def encode(self, source: Tensor, sentences: Sentences) -> Tensor:
         """The source (S,) as memory (S, D)."""
+        source = F.pad(source, (0, sentences.rows - sentences.tokens))
         x = self._embed(source, self.source_positions(sentences.positions, sentences.max_length))
         for layer in self.encoder:
             x = layer(x, sentences)
@@ -224,6 +227,7 @@ class Transformer(nn.Module):
 
     def decode(self, target_input: Tensor, sentences: Sentences, memory: Tensor, memory_sentences: Sentences) -> Tensor:
         """The target shifted right (T,) and the memory (S, D) as (T, D)."""
+        target_input = F.pad(target_input, (0, sentences.rows - sentences.tokens))
         x = self._embed(target_input, self.target_positions(sentences.positions, sentences.max_length))
         causal = causal_mask(sentences.max_length, x.device)
         for layer in self.decoder:
@@ -236,7 +240,7 @@ class Transformer(nn.Module):
 
     def start(self, source: Tensor, source_offsets: Tensor) -> Cache:
         """The cache to decode source (S,) with; `source_offsets` (B + 1,). It holds one empty hypothesis a sentence."""
-        sentences = Sentences(source_offsets)
+        sentences = Sentences(source_offsets, static_rows(len(source)))
         memory = self.encode(source, sentences)
         layers = []
         for layer in self.decoder:

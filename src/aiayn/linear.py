@@ -1,0 +1,80 @@
+"""Linear layers, and the matrix products under them: on a CPU oneDNN's, twice as fast as MKL's on some."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# T rows, one a token; I inputs; O outputs
+
+STEP = 64
+ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+
+def static_rows(tokens: int) -> int:
+    """The number of rows to give `tokens` tokens, so that the products of many batches have few different shapes.
+
+    oneDNN compiles a kernel for each new shape, in about a millisecond: hence multiples of 64, past 1023 tokens of 128,
+    past 2047 of 256, and so on.
+    """
+    step = max(STEP, 1 << tokens.bit_length() >> 4)
+    return -(-tokens // step) * step
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (T, I) times weight (O, I) transposed, plus bias (O,), as (T, O)."""
+    if not _suits_onednn(x):
+        return F.linear(x, weight, bias)
+    return _Product.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def transposed_product(x: Tensor, y: Tensor) -> Tensor:
+    """x (T, I) transposed times y (T, O), as (I, O), without gradient."""
+    if not _suits_onednn(x):
+        return x.t() @ y
+    # oneDNN copies a transposed first factor: let that be the narrower one
+    return _onednn(x.t(), y.t()) if x.size(1) <= y.size(1) else _onednn(y.t(), x.t()).t()
+
+
+class Linear(nn.Linear):
+    """A linear layer with Glorot-uniform weights and biases of zero."""
+
+    def reset_parameters(self) -> None:
+        """Draws the weights anew."""
+        nn.init.xavier_uniform_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., I) as (..., O)."""
+        return product(x, self.weight, self.bias)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        to_bias = gradient.sum(0) if ctx.has_bias else None
+        return _onednn(gradient, weight.t()), transposed_product(gradient, x), to_bias
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def _suits_onednn(x: Tensor) -> bool:
+    # Under autocast and in other types torch asks oneDNN itself, or cannot
+    return (
+        ONEDNN
+        and x.dim() == 2
+        and len(x) % STEP == 0
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+    )
