@@ -92,7 +92,7 @@ def test_every_format_has_the_20_rows_in_the_papers_order(form: str) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_names_scale_factors_data_and_seeds(form: str) -> None:
     text = render(table(seeds=(1, 3)), form, wide())
-    words = ("mini", "tiny", "1 3", "0.125") if form == "csv" else ("scale mini", "tiny", "Seeds: 1, 3", "0.125")
+    words = ("mini", "tiny", "1 3", "0.1875") if form == "csv" else ("scale mini", "tiny", "Seeds: 1, 3", "0.1875")
     for word in words:
         assert word in text
 
@@ -189,7 +189,7 @@ def test_missing_failed_half_done_and_stale_rows_appear_as_such_with_their_cause
         assert status not in lines["base"]
     assert "loss is not finite at update 17 (exit code 3)" in text
     assert f"5 of {round(100_000 * scale('mini').steps):,} steps" in text
-    assert "scale.width was 0.25, is 0.125" in text
+    assert "scale.width was 0.25, is 0.1875" in text
     if form != "csv":
         assert "16 of 20 rows finished" in text
 
@@ -283,7 +283,7 @@ def test_csv_has_every_number_in_full() -> None:
         assert float(row["paper_ppl"]) == paper.paper.ppl
         assert row["learned_positions"] == str(row["row"] == "e_learned_positions")
         assert (row["d_k"], row["params"], row["seeds"]) == (str(paper.model.d_k), "61234567", "1 2")
-        assert (row["scale"], row["scale_width"], row["data"]) == ("mini", "0.125", "tiny")
+        assert (row["scale"], row["scale_width"], row["data"]) == ("mini", "0.1875", "tiny")
 
 
 def test_no_csv_cell_is_a_formula() -> None:
