@@ -35,6 +35,7 @@ class _CrossEntropy(torch.autograd.Function):
         # Paper: silent on where epsilon_ls goes; the released code spreads it over the V - 1 other tokens
         share = label_smoothing / (vocab_size - 1)  # expected of each token ...
         extra = 1 - label_smoothing - share  # ... and, on top of that, of the target
+        summed = embedding.sum(0).unsqueeze(1)  # (D, 1): the sum of a row's logits without reading them
         nats = torch.zeros((), dtype=torch.float64, device=hidden.device)
         all_nats = torch.zeros_like(nats)  # of every token of the vocabulary, not only of the target
         if with_gradient:
@@ -45,8 +46,9 @@ class _CrossEntropy(torch.autograd.Function):
             gold = target[start : start + rows].unsqueeze(1)  # (R, 1)
             logits = product(part, embedding)  # (R, V)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            logits -= logits.amax(1, keepdim=True)
-            of_gold, of_all = logits.gather(1, gold), logits.sum(1, keepdim=True)
+            highest = logits.amax(1, keepdim=True)
+            logits -= highest
+            of_gold, of_all = logits.gather(1, gold), torch.matmul(part, summed).to(logits.dtype) - highest * vocab_size
             total = logits.exp_().sum(1, keepdim=True)
             log_total = total.log()
             nats += (log_total - of_gold).sum(dtype=torch.float64)
