@@ -92,9 +92,10 @@ def scaled_dot_product_attention(
     added to the scores before the softmax; it leaves each query at least one key.
     """
     scores = torch.matmul(queries, keys.transpose(-2, -1)).mul_(queries.size(-1) ** -0.5)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask is not None:
         scores += mask
-    weights = _softmax_(scores)
+    weights = _softmax_(scores).to(values.dtype)
     return torch.matmul(weights, values), weights
 
 
