@@ -123,8 +123,7 @@ def prepare(
     with storage.lock(folder / ".lock", wait=True):
         if (folder / "manifest.json").exists():
             return _prepared_before(folder, settings)
-        for leftover in folder.glob(".*.tmp"):  # of a killed process: we hold the lock, so nobody writes them
-            leftover.unlink()
+        storage.remove_unfinished(folder)
         progress(f"learning {vocab_size} pieces")
         learn(partial(_training_lines, train), vocab_size, folder / "tokenizer.model")
         tokenizer = Tokenizer(folder / "tokenizer.model")

@@ -234,7 +234,9 @@ def main(folder: Path) -> int:
     # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     try:
-        with storage.lock(folder / f".lock{os.environ.get('RANK', '')}", wait=False):
+        rank = os.environ.get("RANK", "0")
+        # Rank 0 of several takes the same lock as a worker that is alone: there is one run to a folder
+        with storage.lock(folder / (".lock" if rank == "0" else f".lock{rank}"), wait=False):
             train(config.read(folder / "config.yaml"), folder)
     except Interrupted as error:
         print(error, flush=True)
