@@ -79,7 +79,7 @@ class Dataset:
                 if found != expected:
                     raise DataError(f"{folder / name} is damaged: {found}, not {expected}: {_remedy(folder)}")
         except FileNotFoundError as error:
-            raise DataError(f"{folder} holds no prepared data: aiayn prepare data={folder.name}") from error
+            raise DataError(f"{folder} holds no prepared data: `aiayn prepare` with the same words makes it") from error
         except OSError as error:
             raise DataError(f"cannot read the prepared data in {folder}: {error}") from error
         except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -154,7 +154,9 @@ def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
     before = dataset.manifest["settings"]
     changed = [f"{key} was {before.get(key)}, is {new}" for key, new in settings.items() if before.get(key) != new]
     if changed:
-        raise DataError(f"{folder} was prepared from something else ({'; '.join(changed)}): {_remedy(folder)}")
+        difference = "; ".join(changed)
+        remedy = f"give another data.name, or {_remedy(folder)}"
+        raise DataError(f"{folder} was prepared from something else ({difference}): {remedy}")
     return dataset
 
 
@@ -235,4 +237,4 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def _remedy(folder: Path) -> str:
-    return f"rm -r {shlex.quote(str(folder))} && aiayn prepare data={shlex.quote(folder.name)}"
+    return f"repair it with `rm -r {shlex.quote(str(folder))}` and the same command again"
