@@ -92,9 +92,12 @@ class Dataset:
         return Tokenizer(self.folder / "tokenizer.model")
 
     def pairs(self, split: Split) -> Pairs:
-        """The encoded sentence pairs of a split, memory-mapped."""
+        """The encoded sentence pairs of a split, memory-mapped; raises DataError for files that only look like ours."""
         parts = (f"{split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets"))
-        return Pairs(*(np.load(self.folder / part, mmap_mode="r") for part in parts))
+        try:
+            return Pairs(*(np.load(self.folder / part, mmap_mode="r") for part in parts))
+        except ValueError as error:  # of numpy, which unpickles nothing
+            raise DataError(f"{self.folder} holds {split} ids that are none of ours: {_remedy(self.folder)}") from error
 
     def texts(self, split: Literal["dev", "test"], side: Side) -> list[str]:
         """The sentences of one side as they came, one for each pair."""
