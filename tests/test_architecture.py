@@ -75,7 +75,7 @@ WRITES = {"write_text", "write_bytes", "writelines", "touch", "mkdir", "unlink",
 WRITES |= {"symlink_to", "hardlink_to", "chmod", "tofile", "makedirs", "remove", "removedirs", "truncate", "memmap"}
 SAVED_ELSEWHERE = {
     "checkpoint": {"torch.save"},  # into memory, then through storage
-    "dataset": {"np.save"},  # into storage's file
+    "dataset": {"np.save"},  # the same
 }
 
 

@@ -50,7 +50,7 @@ def test_the_hash_beside_it_is_what_sha256sum_checks(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "no hash"])
-def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage):
+def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage, capsys):
     good, bad = save(tmp_path, 3), save(tmp_path, 5)
     data = bytearray(bad.read_bytes())
     if damage == "flip":
@@ -60,16 +60,20 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage):
         bad.write_bytes(data[:-11])
     else:
         (tmp_path / f"{bad.name}.sha256").unlink()
-    with pytest.warns(UserWarning, match=bad.name):
-        assert checkpoint.newest(tmp_path) == [good]
+    assert checkpoint.newest(tmp_path) == [good]
+    assert capsys.readouterr().err == f"aiayn: {bad} is damaged and passed over: the one before it is used\n"
     with pytest.raises(StorageError, match=bad.name):
         IO.load_checkpoint(bad)
 
 
-def test_no_intact_checkpoint_is_an_error_and_never_a_fresh_start(tmp_path):
-    save(tmp_path, 3).write_bytes(b"")
-    with pytest.warns(UserWarning, match="damaged"), pytest.raises(StorageError, match="no checkpoint"):
+def test_no_intact_checkpoint_is_one_error_and_never_a_fresh_start(tmp_path, capsys):
+    for step in (3, 5):
+        save(tmp_path, step).write_bytes(b"")
+    with pytest.raises(
+        StorageError, match=rf"step-000000005\.ckpt is damaged.* \(2 in all\).*delete {tmp_path.parent} "
+    ):
         checkpoint.newest(tmp_path)
+    assert capsys.readouterr().err == ""
 
 
 def test_rotation_keeps_the_newest_and_waits_while_the_newest_is_damaged(tmp_path):
@@ -217,9 +221,7 @@ class Store(RuleBasedStateMachine):
         self.acknowledged = [step for step in self.acknowledged if step <= self.step]
 
     def newest(self) -> list[int]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint.warnings, "warn", lambda *_, **__: None)
-            paths = checkpoint.newest(self.folder, 99)
+        paths = checkpoint.newest(self.folder, 99)
         steps = [IO.load_checkpoint(path)["updates_done"] for path in paths]
         for path, step in zip(paths, steps, strict=True):
             assert path == checkpoint.path_of(self.folder, step)

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -72,20 +73,23 @@ def is_intact(path: Path) -> bool:
 def newest(folder: Path, count: int = 1) -> list[Path]:
     """The newest `count` intact checkpoints, newest first; empty when training has not saved any yet.
 
-    Warns of each damaged file that it passes over. Raises StorageError when there are files and none is intact: a
-    silent fresh start would throw the run away.
+    Says which damaged files it passes over. Raises StorageError when there are files and none is intact: a silent
+    fresh start would throw the run away.
     """
     files = sorted(folder.glob(PATTERN), reverse=True)
     found: list[Path] = []
+    damaged: list[Path] = []
     for path in files:
-        if is_intact(path):
-            found.append(path)
-            if len(found) == count:
-                break
-        else:
-            warnings.warn(f"{path} is damaged and passed over: the one before it is used", stacklevel=2)
+        if len(found) == count:
+            break
+        (found if is_intact(path) else damaged).append(path)
     if files and not found:
-        raise storage.StorageError(f"no checkpoint in {folder} is intact: delete the folder to start this run anew")
+        raise storage.StorageError(
+            f"{damaged[0]} is damaged, and so is every one before it ({len(damaged)} in all):"
+            f" put one back, or delete {folder.parent} to start this run anew"
+        )
+    for path in damaged:
+        print(f"aiayn: {path} is damaged and passed over: the one before it is used", file=sys.stderr, flush=True)
     return found
 
 

@@ -43,7 +43,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
         with _open(path) as file:
             for number, line in enumerate(file):
                 if number == 0:
-                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    if _is_utf_16(line):
                         raise DataError(f"{path} is UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`")
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
@@ -78,6 +78,13 @@ def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
         raise DataError(
             f"{files.source} has {source_lines} lines, {files.target} has {target_lines}: line n must translate line n"
         )
+
+
+def _is_utf_16(line: bytes) -> bool:
+    """True for a byte order mark of UTF-16, or for ASCII text in it: two characters or more, every second byte zero."""
+    text = line.removesuffix(b"\n")
+    ascii_in_utf_16 = len(text) >= 4 and any(text) and not (any(text[::2]) and any(text[1::2]))
+    return line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or ascii_in_utf_16
 
 
 def _open(path: Path) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:

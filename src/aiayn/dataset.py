@@ -1,6 +1,7 @@
 """The encoded corpus on disk: token ids and offsets, memory-mapped, with a manifest that holds every file's SHA-256."""
 
 import hashlib
+import io
 import json
 import shlex
 from collections import Counter
@@ -226,8 +227,9 @@ def _save_texts(folder: Path, split: Split, files: Files) -> None:
 
 
 def _save(path: Path, array: npt.NDArray[Any]) -> None:
-    with storage.atomic(path) as file:
-        np.save(file, array, allow_pickle=False)
+    memory = io.BytesIO()  # into a file numpy would write by itself, and not say why the disk refused
+    np.save(memory, array, allow_pickle=False)
+    storage.write_bytes(path, memory.getbuffer())
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
