@@ -255,6 +255,49 @@ def unverified(folder: Path, keep: int) -> None:
 )
 def test_a_careless_store_would_lose_something(monkeypatch, owner, name, careless):  # control of the machine above
     monkeypatch.setattr(owner, name, careless)
-    quick = settings(TestStore.settings, max_examples=400, phases=[Phase.generate], database=None, derandomize=True)
+    quick = settings(
+        TestStore.settings,
+        max_examples=400,
+        phases=[Phase.generate],
+        database=None,
+        derandomize=True,
+        report_multiple_bugs=False,
+    )
     with pytest.raises((AssertionError, StorageError)):
         run_state_machine_as_test(Store, settings=quick)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_run_that_died_at_any_point_of_a_write_ends_like_one_that_did_not(toy_run, tmp_path, monkeypatch):
+    """Every state that the disk passes through in training is what a kill at that moment leaves."""
+    from aiayn import config, train
+
+    whole = tmp_path / "whole"
+    states: list[Path] = []
+
+    def keep(point: str, path: Path) -> None:
+        if path.parent.name == "checkpoints" or path.name == "metrics.jsonl":
+            states.append(Path(shutil.copytree(whole, tmp_path / f"{len(states)}-{point}-{path.name}")))
+
+    storage.write_text(whole / "config.yaml", config.to_yaml(toy_run))
+    monkeypatch.setattr(storage, "fault", keep)
+    train.train(toy_run, whole)
+    monkeypatch.undo()
+    last = checkpoint.path_of(Path("checkpoints"), toy_run.training.max_steps)
+    expected = (whole / last).read_bytes()
+    assert {state.name.split("-")[1] for state in states} >= set(storage.POINTS) - {"locked"}
+    torn = [state for state in states if state.name.split("-")[1] == "written" and state.name.endswith(".ckpt")]
+    for state in [torn[0], *states[5::19]]:  # the very first checkpoint, and points of every kind
+        train.train(toy_run, state)
+        assert (state / last).read_bytes() == expected, state.name
+        assert not list((state / "checkpoints").glob(".*"))
+
+
+def test_weights_of_another_model_are_named_and_the_model_stays(tmp_path):
+    path = save(tmp_path, 3)
+    model = torch.nn.Linear(2, 3)
+    with (
+        pytest.raises(StorageError, match=rf"{path} holds another model than this run's: .*Missing key"),
+        checkpoint.fitting(path),
+    ):
+        model.load_state_dict(IO.load_checkpoint(path)["state_dict"])

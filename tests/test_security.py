@@ -109,6 +109,10 @@ def no_weights(path: Path, canary: Path, good: dict) -> None:
     torch.save({"state_dict": [1, 2, 3]}, path)
 
 
+def another_model(path: Path, canary: Path, good: dict) -> None:
+    torch.save({**good, "state_dict": {"transformer.embedding.weight": torch.zeros(1)}}, path)
+
+
 HOSTILE = {
     "pickle": pickled(Touch),
     "mkdir": pickled(Makes),
@@ -119,6 +123,7 @@ HOSTILE = {
     "listed many times": claims_too_much,
     "html": html,
     "no weights": no_weights,
+    "another model": another_model,
 }
 
 
@@ -171,9 +176,7 @@ def plant(kind: str, run: config.Config, canary: Path) -> Path:
 def test_a_hostile_checkpoint_executes_nothing_and_is_named(copy, tmp_path, kind):
     run, canary = config.compose_row(*copy), tmp_path / "canary"
     path = plant(kind, run, canary)
-    with pytest.raises(
-        storage.StorageError, match="is no checkpoint of this program, nothing is loaded: it "
-    ) as refused:
+    with pytest.raises(storage.StorageError, match="nothing is loaded: it |holds another model") as refused:
         evaluate.trained(run)
     assert train.main(config.run_folder(run)) == jobs.STORAGE
     for line in (str(refused.value), jobs.failure(config.run_folder(run))["cause"]):

@@ -5,6 +5,8 @@ import io
 import sys
 import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,16 @@ def average(paths: list[Path]) -> dict[str, torch.Tensor]:
         name: (sum(state[name].double() for state in states) / len(states)).to(first.dtype)
         for name, first in states[0].items()
     }
+
+
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Raises StorageError naming `path` when what it holds does not fit the model that the block puts it into."""
+    try:
+        yield
+    except (RuntimeError, KeyError, TypeError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise storage.StorageError(f"{path} holds another model than this run's: {cause}") from error
 
 
 def _hash_file(path: Path) -> Path:

@@ -78,7 +78,10 @@ class Dataset:
                     raise DataError(f"{folder / name} is missing: {_remedy(folder)}")
                 expected, found = manifest["files"][name], _fingerprint(folder / name)
                 if found != expected:
-                    raise DataError(f"{folder / name} is damaged: {found}, not {expected}: {_remedy(folder)}")
+                    sizes = " and not ".join(
+                        f"{x['bytes']} bytes with SHA-256 {x['sha256']}" for x in (found, expected)
+                    )
+                    raise DataError(f"{folder / name} is damaged, it has {sizes}: {_remedy(folder)}")
         except FileNotFoundError as error:
             raise DataError(f"{folder} holds no prepared data: `aiayn prepare` with the same words makes it") from error
         except OSError as error:

@@ -17,6 +17,10 @@ class StorageError(Exception):
     """A file could not be written or read back: the message names the path and the cause."""
 
 
+class InUse(StorageError):
+    """Another process has the folder: the message names it."""
+
+
 def fault(point: str, path: Path) -> None:
     """Nothing; a test puts a kill, an error or a delay at one of POINTS in its place."""
     assert point in POINTS
@@ -123,7 +127,7 @@ def sha256(path: Path) -> str:
 def lock(path: Path, *, wait: bool) -> Iterator[None]:
     """Holds `path` for this process; the kernel drops it with the process, so a dead owner never blocks anyone.
 
-    Waits for the owner when `wait`; otherwise raises StorageError with the owner's process and host.
+    Waits for the owner when `wait`; otherwise raises InUse with the owner's process and host.
     """
     try:
         _make_folder(path.parent)
@@ -136,7 +140,7 @@ def lock(path: Path, *, wait: bool) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             owner = file.read().decode() or "another process"
-            raise StorageError(f"{path.parent} is in use by {owner}: wait for it or stop it") from error
+            raise InUse(f"{path.parent} is in use by {owner}: wait for it or stop it") from error
         try:
             _sign(file, f"process {os.getpid()} on {os.uname().nodename}")
             fault("locked", path)

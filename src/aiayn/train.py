@@ -72,7 +72,8 @@ def train(run: config.Config, folder: Path) -> None:
     )
     saved = checkpoint.newest(folder / "checkpoints")
     if saved:
-        module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
+        with checkpoint.fitting(saved[0]):
+            module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
         say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
     with view(run, folder, rank) as show:
         record = Record(folder / "metrics.jsonl", module.updates_done, show, writes=rank == 0)
