@@ -1,5 +1,6 @@
 import gzip
 import lzma
+import tracemalloc
 from collections import Counter
 from importlib import resources
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_utf_16_without_a_mark_is_refused_too_and_utf_8_with_a_nul_is_not(tmp_pa
             lines_of(tmp_path / "text", text.encode(encoding))
     for line in (b"\0", b"a", b"", b"a\0", b"\0a", b"a\0b", b"\0\0\0\0", b"o\0ne"):
         assert lines_of(tmp_path / "text", line + b"\n") == [line]
+
+
+def test_a_small_file_with_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path) -> None:
+    bomb = lzma.compress(b"one\n" + bytes(2**27))
+    assert len(bomb) < 2**15
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"text\.xz, line 2: more than 16777216 bytes"):
+        lines_of(tmp_path / "text.xz", bomb)
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+    (tmp_path / "text").write_bytes(b"x" * (2**24 - 1) + b"\ny")
+    assert list(map(len, read_lines(tmp_path / "text"))) == [2**24 - 1, 1]
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from aiayn import storage
 from aiayn.corpus import DataError, Files
@@ -159,6 +161,25 @@ def test_missing_text_is_named_before_anything_is_written(tmp_path, text) -> Non
     with pytest.raises(DataError, match=r"cannot read .*nowhere/train\.en"):
         prepare_here(tmp_path / "small", tmp_path / "nowhere")
     assert not (tmp_path / "small").exists()
+
+
+LINES = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=9)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(LINES, LINES), min_size=1, max_size=7))
+def test_any_text_keeps_its_lines_from_the_files_to_the_ids_and_back(tmp_path_factory, text, rows) -> None:
+    folder = Path(shutil.copytree(text, tmp_path_factory.mktemp("any") / "text"))
+    rows = [("low", "low"), *rows]
+    for language, lines in zip(("en", "de"), zip(*rows, strict=True), strict=True):
+        (folder / f"dev.{language}").write_bytes("".join(line + "\n" for line in lines).encode())
+    dataset = prepare_here(folder.parent / "small", folder)
+    for side, lines in zip(SIDES, zip(*rows, strict=True), strict=True):
+        as_read = [line.removesuffix("\r") for line in lines]
+        assert dataset.texts("dev", side) == as_read
+        assert len(decoded(dataset, "dev", side)) == len(rows)
+        assert not any("\n" in line for line in decoded(dataset, "dev", side))
+    assert dataset.manifest["splits"]["dev"]["lines"] == len(rows)
 
 
 # Again, elsewhere, at once, after a crash

@@ -176,7 +176,7 @@ def plant(kind: str, run: config.Config, canary: Path) -> Path:
 def test_a_hostile_checkpoint_executes_nothing_and_is_named(copy, tmp_path, kind):
     run, canary = config.compose_row(*copy), tmp_path / "canary"
     path = plant(kind, run, canary)
-    with pytest.raises(storage.StorageError, match="nothing is loaded: it |holds another model") as refused:
+    with pytest.raises(storage.StorageError, match=r"nothing is loaded: it |holds another model") as refused:
         evaluate.trained(run)
     assert train.main(config.run_folder(run)) == jobs.STORAGE
     for line in (str(refused.value), jobs.failure(config.run_folder(run))["cause"]):

@@ -28,6 +28,9 @@ class Files:
     target: Path
 
 
+LONGEST_LINE = 2**24
+"""Bytes of a line, its end included: a small compressed file can hold one that no memory does."""
+
 _TINY = Path(str(resources.files("aiayn"))) / "tiny"
 
 EMBEDDED = {split: Files(_TINY / f"{split}.en.xz", _TINY / f"{split}.de.xz") for split in ("train", "dev", "test")}
@@ -37,11 +40,13 @@ EMBEDDED = {split: Files(_TINY / f"{split}.en.xz", _TINY / f"{split}.de.xz") for
 def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, without their ends: only a line feed ends a line, or both bytes of a CRLF.
 
-    A UTF-8 byte order mark is left out. Raises DataError for a file that is missing, damaged or UTF-16.
+    A UTF-8 byte order mark is left out. Raises DataError for a file that is missing, damaged, UTF-16 or no text.
     """
     try:
         with _open(path) as file:
-            for number, line in enumerate(file):
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b"")):
+                if len(line) > LONGEST_LINE:
+                    raise DataError(f"{path}, line {number + 1}: more than {LONGEST_LINE} bytes, which is no sentence")
                 if number == 0:
                     if _is_utf_16(line):
                         raise DataError(f"{path} is UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`")
