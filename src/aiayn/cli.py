@@ -87,7 +87,7 @@ def refuse_foreign(words: list[str]) -> None:
     previous = ""
     for word in words:
         key, _, value = word.partition("=")
-        key = key.lstrip("+~")
+        key = key.strip().lstrip("+~").strip()
         if word.startswith("-") and key not in FLAGS:
             fail(f"{key} is no flag of this program: one of {', '.join(FLAGS)}")
         names_a_file = key in (*GROUPS, "-cn", "--config-name") or previous in ("-cn", "--config-name")
