@@ -87,8 +87,8 @@ def newest(folder: Path, count: int = 1) -> list[Path]:
         (found if is_intact(path) else damaged).append(path)
     if files and not found:
         raise storage.StorageError(
-            f"no checkpoint in {folder} is intact: {damaged[0].name} is damaged, and so is every one before it"
-            f" ({len(damaged)} in all); put one back, or delete {folder.parent} to start this run anew"
+            f"no checkpoint in {folder} is intact ({len(damaged)}, newest {damaged[0].name}):"
+            " put one back, or delete the run's folder to start it anew"
         )
     for path in damaged:
         print(f"aiayn: {path} is damaged and passed over: the one before it is used", file=sys.stderr, flush=True)
