@@ -189,7 +189,10 @@ def test_the_number_of_micro_batches_does_not_change_the_gradient(toy_run, tmp_p
             assert float((weight - weights[tokens][name]).abs().max()) < 1e-8, (tokens, name)
 
 
-def test_one_worker_a_folder(toy_run, tmp_path, capfd):
+@pytest.mark.parametrize("rank", ["", "0"], ids=["alone", "rank 0 of several"])
+def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
+    if rank:
+        monkeypatch.setenv("RANK", rank)
     folder = tmp_path / "run"
     storage.write_text(folder / "config.yaml", config.to_yaml(toy_run))
     with storage.lock(folder / ".lock", wait=False):

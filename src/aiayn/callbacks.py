@@ -73,11 +73,14 @@ class Record(pl.Callback):
 
     def flush(self) -> None:
         """Writes the rows that wait; only rank 0 does."""
-        if self.writes:
-            for row in self.waiting:
-                plain = {k: float(v[0]) / v[1] if isinstance(v, tuple) else v for k, v in row.items()}
-                storage.append_line(self.path, json.dumps(plain))
-                self.view(plain)
+        if self.writes and self.waiting:
+            rows = [
+                {key: float(value[0]) / value[1] if isinstance(value, tuple) else value for key, value in row.items()}
+                for row in self.waiting
+            ]
+            storage.append_lines(self.path, map(json.dumps, rows))
+            for row in rows:
+                self.view(row)
         self.waiting.clear()
         self.flushed = time.perf_counter()
 

@@ -48,6 +48,10 @@ EXAMPLES = {
         ("aiayn table format=md scale=smoke > table.md", "as Markdown (or csv, latex), another scale"),
     ],
 }
+FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")
+# A name, several, or what a sweep makes of all names; never a path, which would lead to a file of somebody else's
+FILE = re.compile(r"[^/\\]*")
+GROUPS = ("experiment", "data", "scale", "hardware", "hydra/launcher")
 EXIT_CODES = (
     "0 done, 1 failed, 2 wrong configuration or usage, 3 non-finite, 4 bad data, 5 storage,"
     " 75 interrupted: repeat to resume"
@@ -66,6 +70,7 @@ def main() -> None:
     if "-h" in rest or "--help" in rest:
         print(manual_of(command))
         sys.exit(0)
+    refuse_foreign(rest)
     config.register()
     # Hydra looks for plugins in packages named hydra_plugins on this path, and nowhere else.
     sys.path.append(str(Path(__file__).with_name("plugins")))
@@ -75,6 +80,23 @@ def main() -> None:
     start = hydra.main(version_base="1.3", config_path="pkg://aiayn.conf", config_name="config")
     with one_line_errors():
         start(task(command))()
+
+
+def refuse_foreign(words: list[str]) -> None:
+    """Fails for a word that brings in a configuration of another house: Hydra makes whatever object that names."""
+    previous = ""
+    for word in words:
+        key, _, value = word.partition("=")
+        key = key.strip().lstrip("+~").strip()
+        if word.startswith("-") and key not in FLAGS:
+            fail(f"{key} is no flag of this program: one of {', '.join(FLAGS)}")
+        names_a_file = key in (*GROUPS, "-cn", "--config-name") or previous in ("-cn", "--config-name")
+        if names_a_file and not FILE.fullmatch(value or word):
+            fail(f"{word}: must name a file of this program's own, without a path")
+        foreign = key.startswith("hydra") and not key.startswith(("hydra/launcher", "hydra.launcher."))
+        if foreign or "_target_" in word or (key not in GROUPS and ("/" in key or "@" in key)):
+            fail(f"{key} is not a key of the configuration: `--cfg job` prints every key")
+        previous = word
 
 
 def task(command: str) -> Callable[[DictConfig], None]:

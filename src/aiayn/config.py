@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -190,8 +191,23 @@ def convert(composed: DictConfig) -> Config:
 
 
 def read(path: Path) -> Config:
-    """The run that a `config.yaml` in a run folder describes: scaled already, checked again."""
-    return checked(_typed(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))))
+    """The run that a `config.yaml` in a run folder describes: scaled already, checked again.
+
+    Raises ConfigError, one line, for a file that is none of ours any more.
+    """
+    try:
+        text = path.read_bytes().decode()
+        # Aliases would let a few lines grow without bound, and no file of ours has any
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ConfigError("it holds an alias")
+        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
+        # Written resolved; what is read here must not look into this process's environment
+        if any("${" in str(value) for _, value in _flat(plain)):
+            raise ConfigError("it holds an interpolation")
+        return checked(_typed(plain))
+    except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{path} is damaged: {cause}; delete that folder, or put the file back") from error
 
 
 def to_yaml(config: Config) -> str:

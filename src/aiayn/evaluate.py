@@ -86,7 +86,8 @@ def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
     dataset = prepare(config, lambda message: None)
     model = build(config, dataset.tokenizer.vocab_size)
     weights = checkpoint.average(paths)
-    model.load_state_dict({name.removeprefix("transformer."): value for name, value in weights.items()})
+    with checkpoint.fitting(paths[0]):
+        model.load_state_dict({name.removeprefix("transformer."): value for name, value in weights.items()})
     device = "cuda" if config.hardware.accelerator == "gpu" else "cpu"
     return model.to(device).eval(), dataset, folder
 

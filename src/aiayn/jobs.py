@@ -70,7 +70,7 @@ def is_finished(run: config.Config) -> bool:
 def start(run: config.Config, log: Path | None) -> Job:
     """A worker for this run, its output in `log` or on this terminal; torchrun starts it for several devices."""
     folder = config.run_folder(run)
-    (folder / "failure.json").unlink(missing_ok=True)
+    storage.remove(folder / "failure.json")
     storage.write_text(folder / "config.yaml", config.to_yaml(run))
     python = [sys.executable, "-m"]
     if run.hardware.devices > 1:
@@ -79,7 +79,7 @@ def start(run: config.Config, log: Path | None) -> Job:
     environment |= {key: str(run.hardware.threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     environment["AIAYN_PARENT"] = str(os.getpid())
     with contextlib.ExitStack() as stack:
-        output = stack.enter_context(log.open("ab")) if log else None
+        output = stack.enter_context(storage.appending(log)) if log else None
         process = subprocess.Popen(
             [*python, "aiayn.train", str(folder)],
             env=environment,

@@ -72,7 +72,8 @@ def train(run: config.Config, folder: Path) -> None:
     )
     saved = checkpoint.newest(folder / "checkpoints")
     if saved:
-        module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
+        with checkpoint.fitting(saved[0]):
+            module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
         say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
     with view(run, folder, rank) as show:
         record = Record(folder / "metrics.jsonl", module.updates_done, show, writes=rank == 0)
@@ -234,7 +235,9 @@ def main(folder: Path) -> int:
     # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     try:
-        with storage.lock(folder / f".lock{os.environ.get('RANK', '')}", wait=False):
+        rank = os.environ.get("RANK", "0")
+        # Rank 0 of several takes the same lock as a worker that is alone: there is one run to a folder
+        with storage.lock(folder / (".lock" if rank == "0" else f".lock{rank}"), wait=False):
             train(config.read(folder / "config.yaml"), folder)
     except Interrupted as error:
         print(error, flush=True)
