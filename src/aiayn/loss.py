@@ -48,7 +48,8 @@ class _CrossEntropy(torch.autograd.Function):
         if with_gradient:
             to_hidden = torch.empty_like(hidden)
             to_embedding = torch.zeros_like(embedding, dtype=wide)
-        rows = 128 if hidden.device.type == "cpu" else 4096  # a CPU wants them in its cache, a GPU wants many
+        # A CPU wants them in its cache, but not to add to a large embedding too often; a GPU wants many
+        rows = (128 if embedding.numel() < 2**19 else 512) if hidden.device.type == "cpu" else 4096
         for start in range(0, len(target), rows):
             part = hidden[start : start + rows]  # (R, D)
             gold = target[start : start + rows].unsqueeze(1)  # (R, 1)
