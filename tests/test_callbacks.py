@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from aiayn import callbacks, checkpoint, storage
-from aiayn.callbacks import Bar, Dev, Interrupted, Record, Save
+from aiayn.callbacks import Bar, Dev, Record, Save
 from aiayn.lightning_data import Update
+from aiayn.signals import Interrupted, StopFlag
 
 LAST = 7
 
@@ -131,7 +132,7 @@ def test_only_rank_0_measures(trainer, tmp_path):
 @pytest.mark.parametrize(("every", "expected"), [(1, [5, 6, 7]), (2, [4, 6, 7]), (3, [3, 6, 7]), (100, [7])])
 def test_checkpoints_come_every_so_many_updates_and_at_the_last_and_the_newest_stay(trainer, tmp_path, every, expected):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    run(trainer, [record, Save(record, tmp_path / "checkpoints", every, 3, LAST)], range(LAST))
+    run(trainer, [record, Save(record, tmp_path / "checkpoints", every, 3, LAST, StopFlag())], range(LAST))
     kept = sorted((tmp_path / "checkpoints").glob("*.ckpt"))
     assert kept == [checkpoint.path_of(tmp_path / "checkpoints", step) for step in expected]
     assert len(trainer.saved) == len([step for step in range(1, LAST + 1) if step % every == 0 or step == LAST])
@@ -147,14 +148,14 @@ def test_the_record_on_the_disk_is_never_behind_the_checkpoint(trainer, tmp_path
         save(path)
 
     trainer.save_checkpoint = save_and_look
-    run(trainer, [record, Save(record, tmp_path / "checkpoints", 2, 3, LAST)], range(LAST))
+    run(trainer, [record, Save(record, tmp_path / "checkpoints", 2, 3, LAST, StopFlag())], range(LAST))
 
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, name):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
     run(trainer, [record, save], range(2))
     os.kill(os.getpid(), getattr(signal, name))
     with pytest.raises(Interrupted, match=f"stopped by {name} after update 3"):
@@ -166,7 +167,7 @@ def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, na
 @pytest.mark.usefixtures("signals")
 def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
     run(trainer, [record, save], range(LAST - 1))
     os.kill(os.getpid(), signal.SIGTERM)
     run(trainer, [record, save], range(LAST - 1, LAST))
@@ -174,12 +175,13 @@ def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_rank_stops_when_another_was_asked_to(trainer, tmp_path):
+def test_a_rank_stops_when_another_was_asked_to(trainer, tmp_path, monkeypatch):
     trainer.world_size = 2
     trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda mine, all: True)
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    monkeypatch.setattr(callbacks, "agree", lambda module, step: None)
     with pytest.raises(Interrupted, match="another rank after update 1"):
-        run(trainer, [record, Save(record, tmp_path / "checkpoints", 100, 3, LAST)], range(LAST))
+        run(trainer, [record, Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())], range(LAST))
 
 
 def test_the_bar_prints_nothing_per_update_into_a_log(trainer, tmp_path, capsys):

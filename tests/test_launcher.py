@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiayn import config, jobs, launcher, storage
+from aiayn import config, jobs, launcher, schema, storage
 
 
 class Worker:
     """Stands for a worker process: it ends with `code` after it was asked `polls` times."""
 
-    def __init__(self, code: int, polls: int = 2) -> None:
+    def __init__(self, code: int, polls: int = 5) -> None:
         self.code, self.polls, self.signals = code, polls, []
 
     def poll(self):
@@ -32,21 +32,25 @@ class Worker:
         self.signals.append(number)
         self.code = jobs.INTERRUPTED
 
+    @property
+    def returncode(self):
+        return self.code if self.polls <= 0 else None
+
 
 @pytest.fixture
 def started(monkeypatch):
     """The runs that a sweep started, in order, each with how many were at work by then; no process is started."""
     begun, codes, workers = [], {}, []
 
-    def start(run, log):
+    def start(run, log, held):
         at_work = sum(worker.polls > 0 for worker in workers) + 1
         begun.append((run, at_work))
         folder = config.run_folder(run)
-        folder.mkdir(parents=True)
+        storage.write_text(log, "")
         workers.append(Worker(codes.get(run.seed, jobs.DONE)))
         if codes.get(run.seed, jobs.DONE) == jobs.NON_FINITE:
             jobs.fail(folder, jobs.NON_FINITE, "the loss is NaN")
-        return jobs.Job(run, folder, workers[-1])
+        return jobs.Job(run, folder, [workers[-1]], held)
 
     monkeypatch.setattr(jobs, "start", start)
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0)
@@ -63,9 +67,9 @@ def runs(tmp_path):
 
 @pytest.mark.parametrize("at_once", [1, 2, 5])
 def test_the_longest_run_starts_first_and_no_more_than_there_is_room_for_are_at_work(runs, started, at_once):
-    assert launcher.Sweep(runs, at_once).work_through() == jobs.DONE
+    assert launcher.Sweep(runs, at_once, 60).work_through() == jobs.DONE
     begun = [run for run, _ in started()]
-    assert sorted(run.experiment for run in begun) == sorted(config.ROWS)
+    assert sorted(run.experiment for run in begun) == sorted(schema.ROWS)
     sizes = [launcher.work(run) for run in begun]
     assert sizes == sorted(sizes, reverse=True)
     assert begun[0].experiment == "big"
@@ -86,7 +90,7 @@ def test_work_grows_with_every_size_that_a_row_changes(runs):
 
 def test_a_run_that_stands_twice_in_a_sweep_is_trained_once(runs, started):
     again = dataclasses.replace(runs[0], hardware=dataclasses.replace(runs[0].hardware, threads=2))
-    assert launcher.Sweep([*runs[:3], runs[1], again], 4).work_through() == jobs.DONE
+    assert launcher.Sweep([*runs[:3], runs[1], again], 4, 60).work_through() == jobs.DONE
     assert len(started()) == 3
 
 
@@ -94,7 +98,7 @@ def test_a_run_that_stands_twice_in_a_sweep_is_trained_once(runs, started):
 def test_a_failed_run_stops_nobody_and_is_named_with_its_cause_and_its_log(runs, started, capsys, failing):
     seeds = [dataclasses.replace(runs[0], seed=seed) for seed in (1, 2, 3)]
     started.codes[failing] = jobs.NON_FINITE
-    assert launcher.Sweep(seeds, 1).work_through() == jobs.FAILED
+    assert launcher.Sweep(seeds, 1, 60).work_through() == jobs.FAILED
     assert len(started()) == 3
     printed = capsys.readouterr().out
     (line,) = (line for line in printed.splitlines() if "failed  " in line)
@@ -113,7 +117,7 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, mo
 
     monkeypatch.setattr(Worker, "poll", signalled)
     before = signal.getsignal(signal.SIGTERM)
-    assert launcher.Sweep(runs, 2).work_through() == jobs.INTERRUPTED
+    assert launcher.Sweep(runs, 2, 60).work_through() == jobs.INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
     assert len(started()) == 2
     assert all(worker.signals == [signal.SIGTERM] for worker in started.workers)
@@ -122,8 +126,8 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, mo
 def test_finished_runs_are_not_started_again(runs, started, result_of):
     for run in runs[:17]:
         storage.write_json(config.run_folder(run) / "result.json", result_of(run))
-    assert launcher.Sweep(runs, 2).work_through() == jobs.DONE
-    assert {run.experiment for run, _ in started()} == set(config.ROWS[17:])
+    assert launcher.Sweep(runs, 2, 60).work_through() == jobs.DONE
+    assert {run.experiment for run, _ in started()} == set(schema.ROWS[17:])
 
 
 def test_there_is_room_for_as_many_runs_as_their_threads_fit_the_cores(monkeypatch):

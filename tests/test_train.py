@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from aiayn import checkpoint, config, jobs, storage, train
-from aiayn.callbacks import Interrupted
 from aiayn.lightning_model import LightningTransformer, NonFinite
+from aiayn.signals import Interrupted
 
 
 def final_state(folder: Path) -> dict:

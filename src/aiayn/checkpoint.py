@@ -1,5 +1,6 @@
 """Checkpoints: written whole, hashed, found newest first; the oldest goes only when a newer one is verified."""
 
+import hashlib
 import io
 import warnings
 from pathlib import Path
@@ -17,15 +18,17 @@ class VerifiedCheckpointIO(CheckpointIO):
     """Lightning's door to the disk: SHA-256 beside each file, tensors and plain values only."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Writes the checkpoint, then its `.sha256` as sha256sum prints it. Refuses weights that are not finite."""
+        """Writes the checkpoint and its `.sha256` as sha256sum prints it. Refuses weights that are not finite."""
         path = Path(path)
         for name, weight in checkpoint["state_dict"].items():
             if not torch.isfinite(weight).all():
                 raise storage.StorageError(f"{path} is not written: {name} is not finite")
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
-        storage.write_bytes(path, buffer.getvalue())
-        storage.write_text(_hash_file(path), f"{storage.sha256(path)}  {path.name}\n")
+        data = buffer.getvalue()
+        # The hash is that of the bytes in memory, and first: with the checkpoint's renaming it is whole, not before
+        storage.write_text(_hash_file(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n")
+        storage.write_bytes(path, data)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> Any:
         """The checkpoint's dictionary, on the CPU. Raises StorageError when its bytes are not those written."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from aiayn.config import Config
 from aiayn.results import DEFINITION, Line, Measured, Run, Table, comparable, factors, look_up
+from aiayn.schema import Config
 
 # Published base models spread over 0.8 BLEU on newstest2013; from base to A h=1, Table 3 loses 0.37 PPL for 0.9 BLEU.
 BLEU_TOLERANCE, PPL_TOLERANCE = 0.4, 0.16

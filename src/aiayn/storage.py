@@ -14,6 +14,10 @@ class StorageError(Exception):
     """A file could not be written or read back: the message names the path and the cause."""
 
 
+class InUse(StorageError):
+    """Another process has the folder: the message names it."""
+
+
 @contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
     """Yields a binary file that becomes `path` when the block ends, and vanishes when it raises.
@@ -80,7 +84,7 @@ def sha256(path: Path) -> str:
 def lock(path: Path, *, wait: bool) -> Iterator[None]:
     """Holds `path` for this process; the kernel drops it with the process, so a dead owner never blocks anyone.
 
-    Waits for the owner when `wait`; otherwise raises StorageError with the owner's process and host.
+    Waits for the owner when `wait`; otherwise raises InUse with the owner's process and host.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
@@ -89,7 +93,7 @@ def lock(path: Path, *, wait: bool) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             owner = file.read().decode() or "another process"
-            raise StorageError(f"{path.parent} is in use by {owner}: wait for it or stop it") from error
+            raise InUse(f"{path.parent} is in use by {owner}: wait for it or stop it") from error
         file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
         file.flush()
