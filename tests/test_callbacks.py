@@ -184,6 +184,49 @@ def test_a_rank_stops_when_another_was_asked_to(trainer, tmp_path, monkeypatch):
         run(trainer, [record, Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())], range(LAST))
 
 
+@pytest.mark.parametrize("differ", [False, True])
+def test_ranks_that_hold_different_weights_save_nothing(trainer, tmp_path, monkeypatch, differ):
+    """One bit of one weight of another rank is enough."""
+    trainer.world_size = 2
+    trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda mine, all: False)
+    module, other = torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)
+    other.load_state_dict(module.state_dict())
+    if differ:
+        with torch.no_grad():
+            other.weight[2, 1] = torch.nextafter(other.weight[2, 1], torch.tensor(9.0))
+    hashes = []
+
+    def gather(into, mine):
+        hashes.append(mine)
+        if len(hashes) == 1:  # what the other rank would say
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch.distributed, "all_gather_object", lambda into, theirs: hashes.append(theirs))
+                callbacks.agree(other, 1)
+        into[:] = hashes
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = Save(record, tmp_path / "checkpoints", 1, 3, LAST, StopFlag())
+    if differ:
+        with pytest.raises(RuntimeError, match=r"after update 1 the ranks hold different weights .rank 0 "):
+            save.on_train_batch_end(trainer, module, outputs(0), update(0), 0)
+        assert trainer.saved == []
+    else:
+        save.on_train_batch_end(trainer, module, outputs(0), update(0), 0)
+        assert len(trainer.saved) == 1
+
+
+@pytest.mark.parametrize("line", ['{"step": 2', "null", '{"loss": 3}', "\0\0\0"])
+def test_a_damaged_record_is_named_with_its_line_and_not_cut(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    before = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
+    path.write_text(before)
+    with pytest.raises(storage.StorageError, match=r"metrics\.jsonl: line 2 is damaged"):
+        Record(path, 3, lambda row: None, writes=True)
+    assert path.read_text() == before
+
+
 def test_the_bar_prints_nothing_per_update_into_a_log(trainer, tmp_path, capsys):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
     bar = Bar(record, "base", 0, LAST)

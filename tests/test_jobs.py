@@ -175,6 +175,135 @@ def test_a_run_that_is_done_or_can_go_on_leaves_no_failure(toy_run, tmp_path, co
     assert not (tmp_path / "failure.json").exists()
 
 
+def until_ended(job: jobs.Job) -> int:
+    deadline = time.monotonic() + 30
+    while not job.ended():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return jobs.close(job)
+
+
+HANGS = "time.sleep(99)"
+
+
+def test_when_a_rank_is_killed_the_others_end_too_and_the_first_death_is_the_cause(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.3)
+    job = worker(toy_run, tmp_path, HANGS, "os.kill(os.getpid(), signal.SIGKILL)", HANGS)
+    assert until_ended(job) == 137
+    assert jobs.failure(tmp_path)["cause"] == "rank 1 was killed by SIGKILL"
+    assert [rank.returncode for rank in job.ranks] == [-9] * 3
+
+
+def test_a_rank_that_only_lost_its_peer_does_not_outweigh_its_death(toy_run, tmp_path):
+    jobs.fail(tmp_path, jobs.FAILED, "connection closed by peer")
+    job = worker(toy_run, tmp_path, "sys.exit(1)", "os.kill(os.getpid(), signal.SIGSEGV)")
+    for rank in job.ranks:  # both before this process looks
+        rank.wait()
+    assert until_ended(job) == 139
+    assert jobs.failure(tmp_path)["cause"] == "rank 1 was killed by SIGSEGV"
+
+
+def test_the_word_of_the_rank_that_failed_stands(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.3)
+    jobs.fail(tmp_path, jobs.NON_FINITE, "the loss is NaN")
+    assert until_ended(worker(toy_run, tmp_path, "sys.exit(3)", HANGS)) == jobs.NON_FINITE
+    assert jobs.failure(tmp_path)["cause"] == "the loss is NaN"
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [((0, 0), jobs.DONE), ((75, 75), jobs.INTERRUPTED), ((75, 0), jobs.INTERRUPTED), ((7, 7), 7), ((0, 1), 1)],
+)
+def test_the_code_of_the_whole_is_the_worst_of_its_ranks(toy_run, tmp_path, codes, expected):
+    assert until_ended(worker(toy_run, tmp_path, *(f"sys.exit({code})" for code in codes))) == expected
+    assert (tmp_path / "failure.json").exists() == (expected not in (jobs.DONE, jobs.INTERRUPTED))
+
+
+def test_a_rank_that_works_on_when_the_other_is_done_is_left_alone(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.05)
+    assert until_ended(worker(toy_run, tmp_path, "time.sleep(0.5)", "")) == jobs.DONE
+
+
+def test_a_worker_that_hangs_is_ended_whatever_it_does_about_it(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.3)
+    deaf = f"signal.signal(signal.SIGABRT, signal.SIG_IGN)\nopen({str(tmp_path / 'ready')!r}, 'w')\n{HANGS}"
+    job = worker(toy_run, tmp_path, deaf)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    job.abort("no sign of life")
+    assert until_ended(job) == jobs.FAILED
+    assert jobs.failure(tmp_path)["cause"] == "no sign of life"
+
+
+def test_a_signal_is_handed_on_once_to_every_rank(toy_run, tmp_path):
+    answers = (
+        f"import pathlib\nheard = pathlib.Path({str(tmp_path)!r})\nme = str(os.getpid())\n"
+        "def stop(*_): (heard / f'heard{me}').write_text((heard / f'heard{me}').read_text() + 'x')\n"
+        "(heard / f'heard{me}').write_text('')\nsignal.signal(signal.SIGUSR1, stop)\n"
+        "(heard / f'ready{me}').write_text('')\ntime.sleep(0.3)\nsys.exit(75)"
+    )
+    job = worker(toy_run, tmp_path, answers, answers)
+    while len(list(tmp_path.glob("ready*"))) < 2:
+        time.sleep(0.01)
+    for _ in range(3):
+        job.stop("SIGUSR1")
+        time.sleep(0.02)
+    assert until_ended(job) == jobs.INTERRUPTED
+    assert [path.read_text() for path in tmp_path.glob("heard*")] == ["x", "x"]
+
+
+def test_a_folder_that_another_command_has_is_refused_naming_it_and_left_alone(toy_run):
+    folder = config.run_folder(toy_run)
+    jobs.fail(folder, 3, "before")
+    with jobs.claim(toy_run), pytest.raises(storage.InUse, match=f"in use by process {os.getpid()} on "):
+        jobs.run_here(toy_run)
+    assert jobs.failure(folder)["cause"] == "before"
+    assert not (folder / "config.yaml").exists()
+    with jobs.claim(toy_run):  # control: it is free again
+        pass
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"seed: 1", b"\xff", b"a: &a [1]\nb: *a", b"x: !!python/object/apply:os.system [true]", b"{" * 999],
+)
+def test_a_damaged_config_is_one_line_that_names_the_file(toy_run, content):
+    path = config.run_folder(toy_run) / "config.yaml"
+    storage.write_bytes(path, content)
+    with pytest.raises(schema.ConfigError, match=r"config\.yaml is damaged: .*; delete that folder") as caught:
+        jobs.check(toy_run)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_that_looks_into_the_environment_is_refused(toy_run, monkeypatch):
+    monkeypatch.setenv("SECRET", "s3ntinel")
+    path = config.run_folder(toy_run) / "config.yaml"
+    text = config.to_yaml(toy_run)
+    storage.write_text(path, text.replace("project: aiayn", "project: ${oc.env:SECRET}"))
+    with pytest.raises(schema.ConfigError, match="it holds an interpolation"):
+        jobs.check(toy_run)
+
+
+def test_other_text_under_the_same_name_is_another_run(tmp_path):
+    jobs.check_data(tmp_path, "a" * 64)
+    jobs.check_data(tmp_path, "a" * 64)
+    with pytest.raises(schema.ConfigError, match="was begun on data with SHA-256 aaaaaaaaaaaa, now it is bbbbbbbbbbbb"):
+        jobs.check_data(tmp_path, "b" * 64)
+
+
+@pytest.mark.parametrize("key", ["experiment", "seed", "data", "model.dropout", "decoding.beam_size"])
+def test_a_result_of_another_run_finishes_nothing(toy_run, result_of, key):
+    made = result_of(toy_run)
+    path = config.run_folder(toy_run) / "result.json"
+    storage.write_json(path, made)
+    assert jobs.is_finished(toy_run)
+    section, _, name = key.rpartition(".")
+    part = made["config"][section] if section else made
+    part[name] = {"experiment": "big", "seed": 2, "data": "other"}.get(key, 0.75)
+    storage.write_json(path, made)
+    assert not jobs.is_finished(toy_run)
+
+
 def test_a_finished_run_starts_no_worker_and_writes_nothing(toy_run, result_of, monkeypatch, capsys, tmp_path):
     storage.write_json(config.run_folder(toy_run) / "result.json", result_of(toy_run))
     monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("a worker was started"))

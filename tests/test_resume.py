@@ -6,7 +6,9 @@ cutting: in every place where a run can be cut an exception is thrown that no co
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from aiayn import beam_search, callbacks, checkpoint, config, evaluate, schema, storage, train
+from aiayn import beam_search, callbacks, checkpoint, config, evaluate, jobs, schema, storage, train
 from aiayn.lightning_model import LightningTransformer
 
 LAST = 11
@@ -213,3 +215,78 @@ def test_a_run_that_is_cut_anywhere_any_number_of_times_ends_like_one_that_is_no
         go(run, tmp_path / "run")
     assert cuts >= 1
     assert same(tmp_path / "run", whole)
+
+
+SIGNALLED = {
+    "in preparation": (train, "prepare", 1, 0),
+    "in an update": (LightningTransformer, "training_step", 5, 5),
+    "in validation": (train, "teacher_forced_nats", 2, 6),
+    "in a checkpoint": (checkpoint.VerifiedCheckpointIO, "save_checkpoint", 1, 5),
+    "in decoding": (beam_search, "beam_search", 1, LAST),
+}
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("place", SIGNALLED)
+def test_a_signal_anywhere_saves_exits_75_and_the_same_command_again_ends_as_if_nothing_had_been(
+    longer, whole, tmp_path, monkeypatch, place, name
+):
+    folder = tmp_path / "run"
+    run = dataclasses.replace(
+        longer,
+        training=dataclasses.replace(longer.training, checkpoint_every=4),
+        decoding=dataclasses.replace(longer.decoding, tokens_per_batch=31),
+    )
+    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    owner, function, when, saved = SIGNALLED[place]
+    original, calls = getattr(owner, function), [0]
+
+    def signalled(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == when:
+            os.kill(os.getpid(), getattr(signal, name))
+        return original(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, function, signalled)
+        code = train.main(folder)
+    assert code == jobs.INTERRUPTED
+    found = checkpoint.newest(folder / "checkpoints")
+    assert found == ([checkpoint.path_of(folder / "checkpoints", saved)] if saved else [])
+    assert not (folder / "failure.json").exists()
+    assert train.main(folder) == jobs.DONE
+    assert same(folder, whole)
+
+
+def test_every_harmless_key_that_does_not_touch_the_hardware_may_change_and_no_bit_does(
+    longer, whole, tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        cut_in(patch, LightningTransformer, "training_step", 6)
+        with pytest.raises(Cut):
+            go(longer, folder)
+    other = dataclasses.replace(
+        longer,
+        training=dataclasses.replace(longer.training, dev_every=3, checkpoint_every=2, keep_checkpoints=7),
+        decoding=dataclasses.replace(longer.decoding, tokens_per_batch=29),
+        wandb=dataclasses.replace(longer.wandb, project="other", entity="me"),
+        paper=dataclasses.replace(longer.paper, ppl=2.0, bleu=3.0, params_millions=5),
+        output=str(tmp_path),
+        split="test",
+        average=3,
+        format="md",
+    )
+    pairs = zip(schema.leaves(longer), schema.leaves(other), strict=True)
+    changed = {key for (key, before, _), (_, after, _) in pairs if before != after}
+    left = {key for key in schema.HARMLESS if not key.startswith("hardware.")} - changed
+    assert left == {"prepared", "wandb.mode", "training.dev_every"}  # the rows of the metrics would differ in number
+    go(other, folder)
+    assert same(folder, whole)
+
+
+def test_a_resume_on_other_text_under_the_same_name_is_refused(longer, whole, tmp_path, monkeypatch):
+    folder = upto(whole, 5, tmp_path / "run")
+    (folder / "data.sha256").write_text("0" * 64 + "\n")
+    assert train.main(folder) == jobs.WRONG_CONFIGURATION
+    assert "was begun on data with SHA-256 000000000000" in jobs.failure(folder)["cause"]

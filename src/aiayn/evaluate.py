@@ -107,7 +107,7 @@ def main(config: Config) -> None:
     split = cast(Split, config.split)
     figures, translations = evaluate(model, dataset, split, config)
     # Of another beam search than the row's own: beside its figures, not in their place
-    decoded = variation(dataclasses.replace(decoded_as_its_row(config), decoding=config.decoding))
+    decoded = "" if folder == run_folder(config) else variation(config)
     name = f"{split}-average{config.average}{decoded}"
     storage.write_text(folder / f"translations-{name}.txt", "".join(line + "\n" for line in translations))
     storage.write_json(folder / f"evaluation-{name}.json", figures)
