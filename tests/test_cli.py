@@ -212,6 +212,15 @@ def test_an_error_that_only_we_can_cause_keeps_its_traceback():  # control
         cli.explained(ZeroDivisionError())
 
 
+@pytest.mark.parametrize("override", ["jobs=-1", "jobs=x", "jobs=null", "patience=0", "patience=[1]", "patience=nan"])
+def test_a_launcher_that_makes_no_sense_is_one_line(override, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, line = run_main("train", "-m", f"hydra.launcher.{override}", "seed=1,2")
+    assert code == 2
+    assert line.startswith(f"hydra.launcher.{override.partition('=')[0]}=")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", [command for command in cli.COMMANDS if command != "train"])
 def test_only_train_sweeps(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

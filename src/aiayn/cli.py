@@ -13,7 +13,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn import config, schema
+from aiayn import config, schema, versions
 
 COMMANDS = {
     "prepare": "download, verify, clean, cut and encode a corpus",
@@ -66,6 +66,8 @@ def main() -> None:
     if "-h" in rest or "--help" in rest:
         print(manual_of(command))
         sys.exit(0)
+    with one_line_errors():
+        versions.refuse()
     config.register()
     # Hydra looks for plugins in packages named hydra_plugins on this path, and nowhere else.
     sys.path.append(str(Path(__file__).with_name("plugins")))

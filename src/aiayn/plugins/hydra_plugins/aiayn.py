@@ -41,6 +41,10 @@ class SideBySide(Launcher):
 
         if self.command != "train":
             cli.fail(f"{self.command} takes one run: only train sweeps, with -m or a sweep file")
+        if not isinstance(self.jobs, int) or self.jobs < 0:
+            cli.fail(f"hydra.launcher.jobs={self.jobs}: must be a whole number, 0 for as many as there is room for")
+        if not isinstance(self.patience, int | float) or not self.patience > 0:
+            cli.fail(f"hydra.launcher.patience={self.patience}: must be a number of minutes above 0")
         loader = self.hydra_context.config_loader
         composed = [loader.load_sweep_config(self.config, list(overrides)) for overrides in job_overrides]
         with cli.one_line_errors():
