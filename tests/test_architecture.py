@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 MODULES = (
     *("schema", "config", "storage", "corpus", "tokenizer", "dataset", "batching"),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
-    *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "report"),
+    *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "columns", "report"),
     *("prepare", "jobs", "evaluate", "view", "train", "translate", "table", "launcher", "versions", "cli", "__main__"),
 )
 THE_PAPER = ("attention", "transformer", "loss", "schedule", "beam_search", "metrics")
