@@ -12,6 +12,7 @@ import torch
 from aiayn import callbacks, checkpoint, storage
 from aiayn.callbacks import Bar, Dev, Record, Save
 from aiayn.lightning_data import Update
+from aiayn.lightning_model import NonFinite
 from aiayn.signals import Interrupted, StopFlag
 
 LAST = 7
@@ -120,6 +121,13 @@ def test_dev_is_measured_every_so_many_updates_and_at_the_last(trainer, tmp_path
     measured = [row for row in rows(tmp_path / "metrics.jsonl") if "dev/ppl" in row]
     assert [row["step"] for row in measured] == expected
     assert all(row["dev/nats"] == 2.0 and row["dev/ppl"] == pytest.approx(math.e**2) for row in measured)
+
+
+@pytest.mark.parametrize("nats", [17 * 1e4, math.inf, math.nan])
+def test_a_dev_perplexity_that_is_no_number_ends_the_run_as_diverged(trainer, tmp_path, nats):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    with pytest.raises(NonFinite, match="after update 2 the dev perplexity is (inf|nan): the run has diverged"):
+        run(trainer, [record, Dev(record, lambda: (nats, 17), 2, LAST)], range(LAST))
 
 
 def test_only_rank_0_measures(trainer, tmp_path):

@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from aiayn import checkpoint, storage
 from aiayn.lightning_data import Update
+from aiayn.lightning_model import NonFinite
+from aiayn.metrics import perplexity
 from aiayn.signals import Interrupted, StopFlag
 
 FLUSH_SECONDS = 2.0
@@ -93,7 +95,10 @@ class Dev(pl.Callback):
         step = batch.number + 1
         if trainer.is_global_zero and (step % self.every == 0 or step == self.last):
             nats, tokens = self.measure()
-            self.record.add({"step": step, "dev/nats": nats / tokens, "dev/ppl": math.exp(nats / tokens)})
+            ppl = perplexity(nats, tokens)
+            if not math.isfinite(ppl):
+                raise NonFinite(f"after update {step} the dev perplexity is {ppl}: the run has diverged")
+            self.record.add({"step": step, "dev/nats": nats / tokens, "dev/ppl": ppl})
 
 
 class Save(pl.Callback):
