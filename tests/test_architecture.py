@@ -10,7 +10,20 @@ MODULES = (
     *("schema", "config", "storage", "corpus", "tokenizer", "dataset", "batching"),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
     *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "columns", "report"),
-    *("prepare", "jobs", "evaluate", "view", "train", "translate", "table", "launcher", "versions", "cli", "__main__"),
+    *(
+        "prepare",
+        "jobs",
+        "evaluate",
+        "view",
+        "train",
+        "worker",
+        "translate",
+        "table",
+        "launcher",
+        "versions",
+        "cli",
+        "__main__",
+    ),
 )
 THE_PAPER = ("attention", "transformer", "loss", "schedule", "beam_search", "metrics")
 ROOMS = {

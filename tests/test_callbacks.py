@@ -126,7 +126,7 @@ def test_dev_is_measured_every_so_many_updates_and_at_the_last(trainer, tmp_path
 @pytest.mark.parametrize("nats", [17 * 1e4, math.inf, math.nan])
 def test_a_dev_perplexity_that_is_no_number_ends_the_run_as_diverged(trainer, tmp_path, nats):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    with pytest.raises(NonFinite, match="after update 2 the dev perplexity is (inf|nan): the run has diverged"):
+    with pytest.raises(NonFinite, match=r"after update 2 the dev perplexity is (inf|nan): the run has diverged"):
         run(trainer, [record, Dev(record, lambda: (nats, 17), 2, LAST)], range(LAST))
 
 

@@ -106,7 +106,7 @@ def test_a_worker_sees_nothing_of_somebody_elses_group_of_ranks(toy_run, echo, m
     assert {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= set(jobs.FOREIGN)
     assert (environment["MINE"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("kept", "3", "3")
     assert environment["AIAYN_PARENT"] == str(os.getpid())
-    assert arguments == ["-m", "aiayn.train", str(config.run_folder(run))]
+    assert arguments == ["-m", "aiayn.worker", str(config.run_folder(run))]
 
 
 def test_each_device_has_a_process_that_knows_its_rank_and_where_to_meet(toy_run, echo, tmp_path):
@@ -338,7 +338,8 @@ def ends(process: int, seconds: float) -> bool:
 @pytest.mark.parametrize("bound", [True, False])  # control: a worker that does not ask for it lives on
 def test_a_worker_dies_with_a_parent_that_is_killed(tmp_path, bound):
     child = (
-        f"import time; from aiayn import jobs; {bound} and jobs.die_with_parent(); print(1, flush=True); time.sleep(99)"
+        f"import time; from aiayn import signals; {bound} and signals.die_with_parent(); "
+        "print(1, flush=True); time.sleep(99)"
     )
     parent = (
         "import os, subprocess, sys\n"
@@ -361,7 +362,7 @@ def test_a_worker_dies_with_a_parent_that_is_killed(tmp_path, bound):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 def test_a_worker_whose_parent_died_before_it_could_ask_ends_at_once():
-    code = "from aiayn import jobs; jobs.die_with_parent(); print('lives')"
+    code = "from aiayn import signals; signals.die_with_parent(); print('lives')"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "AIAYN_PARENT": "1"}, capture_output=True)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
 

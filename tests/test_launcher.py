@@ -315,9 +315,8 @@ def test_two_sweeps_at_once_run_each_row_exactly_once(seeds, script, sweep, tmp_
 def test_a_sweep_takes_over_the_rows_of_one_that_is_killed(seeds, script, sweep, tmp_path, monkeypatch):
     """The workers of the first hang; they die with it, as real ones do, and the second sweep runs their rows again."""
     interpreter = sys.executable
-    hang = (
-        f'[ -e $here/second ] || exec {interpreter} -c "from aiayn import jobs; jobs.die_with_parent()\nwhile 1: pass"'
-    )
+    code = "from aiayn import signals; signals.die_with_parent()\nwhile 1: pass"
+    hang = f'[ -e $here/second ] || exec {interpreter} -c "{code}"'
     script(dict.fromkeys(range(1, 9), f"{hang}; {DONE}"))
     monkeypatch.setattr(jobs.sys, "executable", interpreter)
     first = sweep()

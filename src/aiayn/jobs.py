@@ -1,7 +1,6 @@
 """One run: how its worker processes, one for each device, are started, stopped, watched, and what a failure leaves."""
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -146,7 +145,7 @@ def start(run: Config, log: Path | None, held: contextlib.ExitStack) -> Job:
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if devices > 1 else {}
             job.ranks.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "aiayn.train", str(folder)],
+                    [sys.executable, "-m", "aiayn.worker", str(folder)],
                     env=environment | own,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -220,16 +219,6 @@ def without_secrets(text: str) -> str:
         for secret in secrets:
             text = text.replace(secret, "***") if len(secret) >= 8 else text
     return text
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to kill this worker when the process that started it dies, so that no sweep leaves orphans."""
-    parent = os.environ.get("AIAYN_PARENT")
-    if parent and sys.platform == "linux":
-        kill_when_parent_dies = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
-        ctypes.CDLL(None).prctl(kill_when_parent_dies, signal.SIGKILL)
-        if os.getppid() != int(parent):
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _free_port() -> int:

@@ -1,9 +1,11 @@
-"""How a process is asked to stop: a signal sets a flag, and nothing else happens inside the handler."""
+"""How a process is asked to stop: a signal sets a flag, and no worker outlives the command that started it."""
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from types import TracebackType
 from typing import Self
 
@@ -61,3 +63,13 @@ def requeues(asked: str) -> bool:
     """True when this is SLURM's warning before its time limit, in the job's first task: the one that requeues."""
     in_slurm = "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_PROCID", "0") == "0"
     return asked == "SIGUSR1" and in_slurm
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this worker when the process that started it dies, so that no sweep leaves orphans."""
+    parent = os.environ.get("AIAYN_PARENT")
+    if parent and sys.platform == "linux":
+        kill_when_parent_dies = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+        ctypes.CDLL(None).prctl(kill_when_parent_dies, signal.SIGKILL)
+        if os.getppid() != int(parent):
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,9 +1,8 @@
-"""Trains one run in this process, evaluates it and writes `result.json`: `python -m aiayn.train <run folder>`."""
+"""Trains one run in this process, evaluates it and writes `result.json`."""
 
 import contextlib
 import dataclasses
 import datetime
-import faulthandler
 import logging
 import os
 import platform
@@ -243,8 +242,6 @@ def parameters(run: Config, vocab_size: int) -> int:
 
 def main(folder: Path) -> int:
     """Trains the run of a folder and returns the exit code; what went wrong is one line and `failure.json`."""
-    jobs.die_with_parent()
-    faulthandler.enable()
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
@@ -270,10 +267,3 @@ def fail(folder: Path, code: int, cause: str) -> int:
     if not (folder / "failure.json").exists():
         jobs.fail(folder, code, cause)
     return code
-
-
-if __name__ == "__main__":
-    ended = main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(ended)  # W&B's own cleaning up at exit would wait for a service that may never answer
