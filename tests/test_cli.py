@@ -212,6 +212,16 @@ def test_an_error_that_only_we_can_cause_keeps_its_traceback():  # control
         cli.explained(ZeroDivisionError())
 
 
+def test_ctrl_c_in_any_command_is_one_line_and_75(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aiayn.table.main", interrupted)
+    assert run_main("table") == (75, "stopped; repeat the command")
+
+
 @pytest.mark.parametrize("override", ["jobs=-1", "jobs=x", "jobs=null", "patience=0", "patience=[1]", "patience=nan"])
 def test_a_launcher_that_makes_no_sense_is_one_line(override, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -252,6 +252,12 @@ def test_a_signal_is_handed_on_once_to_every_rank(toy_run, tmp_path):
     assert [path.read_text() for path in tmp_path.glob("heard*")] == ["x", "x"]
 
 
+def test_a_disk_that_takes_no_last_word_still_gets_the_code_and_the_cause_to_the_terminal(tmp_path, capsys):
+    (tmp_path / "failure.json").mkdir()  # as unwritable for root as for anyone
+    assert jobs.fail(tmp_path, jobs.STORAGE, "no space") == jobs.STORAGE
+    assert "aiayn: no space; cannot write" in capsys.readouterr().err
+
+
 def test_a_folder_that_another_command_has_is_refused_naming_it_and_left_alone(toy_run):
     folder = config.run_folder(toy_run)
     jobs.fail(folder, 3, "before")

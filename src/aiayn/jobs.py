@@ -188,7 +188,7 @@ def run_here(run: Config) -> int:
                 job.stop(stop.asked)
             time.sleep(POLL_SECONDS)
         code = close(job)
-    if code not in (DONE, INTERRUPTED):
+    if code not in (DONE, INTERRUPTED) and (job.folder / "failure.json").exists():
         print(f"aiayn: {failure(job.folder)['cause']}", file=sys.stderr)
     if code == INTERRUPTED and signals.requeues(stop.asked):
         print(signals.requeue())
