@@ -226,8 +226,10 @@ SIGNALLED = {
 }
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
-@pytest.mark.parametrize("place", SIGNALLED)
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [*((place, "SIGTERM") for place in SIGNALLED), ("in an update", "SIGINT"), ("in an update", "SIGUSR1")],
+)
 def test_a_signal_anywhere_saves_exits_75_and_the_same_command_again_ends_as_if_nothing_had_been(
     longer, whole, tmp_path, monkeypatch, place, name
 ):
