@@ -13,16 +13,29 @@ SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 
 # In dependency order: a module imports only from earlier ones.
 MODULES = (
-    *("config", "storage", "corpus", "tokenizer", "dataset", "batching", "linear"),
+    *("schema", "config", "storage", "corpus", "tokenizer", "dataset", "batching", "linear"),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
-    *("checkpoint", "lightning_data", "lightning_model", "callbacks", "results", "report"),
-    *("prepare", "jobs", "evaluate", "train", "translate", "table", "launcher", "cli", "__main__"),
+    *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "columns", "report"),
+    *(
+        "prepare",
+        "jobs",
+        "evaluate",
+        "view",
+        "train",
+        "worker",
+        "translate",
+        "table",
+        "launcher",
+        "versions",
+        "cli",
+        "__main__",
+    ),
 )
 THE_PAPER = ("linear", "attention", "transformer", "loss", "schedule", "beam_search", "metrics")
 ROOMS = {
-    "wandb": {"train"},
+    "wandb": {"view"},
     "hydra": {"config", "cli"},
-    "omegaconf": {"config", "cli"},
+    "omegaconf": {"schema", "config", "cli"},
     "pytorch_lightning": {"checkpoint", "lightning_data", "lightning_model", "callbacks", "train"},
     "sacrebleu": {"metrics"},
     "sentencepiece": {"tokenizer"},

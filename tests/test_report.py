@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from aiayn import config, results
-from aiayn.config import ROWS, Config, Scale
 from aiayn.report import render, row_line
 from aiayn.results import Run, Table
+from aiayn.schema import ROWS, Config, Scale
 
 FORMATS = ("terminal", "md", "csv", "latex")
 HOSTILE = (

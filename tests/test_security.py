@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from aiayn import checkpoint, cli, config, dataset, evaluate, jobs, storage, train
-from aiayn.config import ConfigError
 from aiayn.corpus import DataError
+from aiayn.schema import ConfigError
 
 SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 

@@ -13,7 +13,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn import config
+from aiayn import config, schema, versions
 
 COMMANDS = {
     "prepare": "download, verify, clean, cut and encode a corpus",
@@ -70,6 +70,8 @@ def main() -> None:
     if "-h" in rest or "--help" in rest:
         print(manual_of(command))
         sys.exit(0)
+    with one_line_errors():
+        versions.refuse()
     refuse_foreign(rest)
     config.register()
     # Hydra looks for plugins in packages named hydra_plugins on this path, and nowhere else.
@@ -123,6 +125,8 @@ def one_line_errors() -> Iterator[None]:
     except Exception as error:
         code, line = explained(error)
         fail(line, code)
+    except KeyboardInterrupt:
+        fail("stopped; repeat the command", 75)
 
 
 def explained(error: Exception) -> tuple[int, str]:
@@ -139,7 +143,7 @@ def explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, HydraException | OmegaConfBaseException):
         unknown = re.search(r"Could not override '([^']+)'", str(error))
         if unknown:
-            return 2, f"{unknown[1]} is not a key of the configuration: {config.nearest(unknown[1])}"
+            return 2, f"{unknown[1]} is not a key of the configuration: {schema.nearest(unknown[1])}"
         choice = re.search(r"Could not find '([^/']+)/([^']*)'", str(error))
         if choice:
             offered = re.findall(r"^\t(\S+)$", str(error).partition("Config search path")[0], re.MULTILINE)
@@ -196,7 +200,7 @@ def common() -> list[str]:
         "Rows of Table 3 (experiment=NAME):",
         "  base",
         *(
-            f"  {'  '.join(row for row in config.ROWS if row.startswith(group))}"
+            f"  {'  '.join(row for row in schema.ROWS if row.startswith(group))}"
             for group in ("a_", "b_", "c_", "d_", "e_")
         ),
         "  big",

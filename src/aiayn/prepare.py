@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from aiayn.config import Config, ConfigError, Data
 from aiayn.corpus import EMBEDDED, Files
 from aiayn.dataset import Dataset
 from aiayn.dataset import prepare as prepare_dataset
+from aiayn.schema import Config, ConfigError, Data
 
 
 def sources(data: Data) -> dict[str, Files]:

@@ -7,9 +7,9 @@ from typing import BinaryIO
 
 import torch
 
-from aiayn.config import Config, Decoding
 from aiayn.dataset import Dataset
 from aiayn.evaluate import search, trained
+from aiayn.schema import Config, Decoding
 from aiayn.transformer import Transformer
 
 LINES_AT_ONCE = 1000
