@@ -153,9 +153,10 @@ class Line:
     def notes(self) -> list[tuple[str, str, str]]:
         """(run, status, detail) of every run that is not among the figures."""
         remedy = "delete its folder and train it again"
-        notes = [
-            (run, "stale", f"{'; '.join(changed(_claims(self.trained), run.result))}: {remedy}") for run in self.stale
-        ]
+        notes = []
+        for run in self.stale:
+            first, *others = changed(_claims(self.trained), run.result)
+            notes.append((run, "stale", f"{first}{f', and {len(others)} more' if others else ''}: {remedy}"))
         for run in self.runs:
             if run.status == "failed":
                 notes.append((run, "failed", f"{run.cause}; log: {run.log}" if run.log else run.cause))
