@@ -89,6 +89,7 @@ WRITES |= {"symlink_to", "hardlink_to", "chmod", "tofile", "makedirs", "remove",
 SAVED_ELSEWHERE = {
     "checkpoint": {"torch.save"},  # into memory, then through storage
     "dataset": {"np.save"},  # the same
+    "signals": {"shutil"},  # only asks where a program is
 }
 
 
