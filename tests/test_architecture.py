@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 # In dependency order: a module imports only from earlier ones.
 MODULES = (
     *("schema", "config", "storage", "corpus", "tokenizer", "dataset", "batching", "linear"),
-    *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
+    *("attention", "transformer", "loss", "schedule", "beam_search", "metrics", "flops"),
     *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "columns", "report"),
     *(
         "prepare",
@@ -26,6 +26,7 @@ MODULES = (
         "translate",
         "table",
         "launcher",
+        "plan",
         "versions",
         "cli",
         "__main__",

@@ -21,6 +21,7 @@ COMMANDS = {
     "evaluate": "perplexity, bits per character and BLEU of a trained row",
     "translate": "standard input to standard output, n lines in, n lines out",
     "table": "Table 3, paper and ours, from what is trained",
+    "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, everything is checked",
 }
 EXAMPLES = {
     "prepare": [
@@ -46,6 +47,15 @@ EXAMPLES = {
     "table": [
         ("aiayn table", "in the terminal"),
         ("aiayn table format=md scale=smoke > table.md", "as Markdown (or csv, latex), another scale"),
+    ],
+    "plan": [
+        ("aiayn plan scale=paper hardware=gpu plan.gpu=h200 plan.gpus=8", "the 20 rows on eight H200"),
+        (
+            "aiayn plan scale=paper hardware=gpu plan.efficiency=0.5 plan.price_per_hour=3",
+            "at a price and speed of yours",
+        ),
+        ("aiayn plan", "on this CPU, at scale=mini"),
+        ("aiayn plan experiment=big training.max_steps=1000 scale=paper", "one variation alone"),
     ],
 }
 FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")

@@ -83,6 +83,11 @@ def rows() -> dict[str, Config]:
     return {name: checked(_row(name, base)) for name in ROWS}
 
 
+def row(name: str, like: Config) -> Config:
+    """The row as it stands, scaled, with data, scale and hardware as in `like`; ConfigError where that makes no run."""
+    return checked(scaled(_row(name, like)))
+
+
 def scaled(config: Config) -> Config:
     """The same row at the size of its `scale`: the only place where a factor meets a value."""
     scale, model, training = config.scale, config.model, config.training

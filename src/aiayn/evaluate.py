@@ -29,6 +29,13 @@ def build(config: Config, vocab_size: int) -> Transformer:
     return model.double() if config.hardware.precision == "64-true" else model
 
 
+def parameters(run: Config, vocab_size: int) -> int:
+    """Trainable parameters with so many embedding rows, counted on a model without storage."""
+    with torch.device("meta"):
+        model = build(run, vocab_size)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int) -> tuple[float, int]:
     """The negative log-likelihood of the references in nats, unsmoothed, and their tokens, EOS included."""
     device = next(model.parameters()).device

@@ -125,6 +125,16 @@ class Wandb:
 
 
 @dataclass
+class Plan:
+    """The hardware that `aiayn plan` reckons with."""
+
+    gpu: str = _one_of("a100", "h100", "h200", "b200", "l40s", "rtx4090")
+    gpus: int = _number(1, 100_000)
+    efficiency: float | None = _number(0.001, 1.0)
+    price_per_hour: float | None = _number(0.0, 1e6)
+
+
+@dataclass
 class Paper:
     """The row's own figures in Table 3."""
 
@@ -146,6 +156,7 @@ class Config:
     hardware: Hardware = field(default_factory=Hardware)
     decoding: Decoding = field(default_factory=Decoding)
     wandb: Wandb = field(default_factory=Wandb)
+    plan: Plan = field(default_factory=Plan)
     paper: Paper = field(default_factory=Paper)
     output: str = MISSING
     prepared: str = MISSING
@@ -177,6 +188,7 @@ HARMLESS = frozenset(
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
         "hardware.tokens_per_micro_batch",
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
+        *(f"plan.{key}" for key in ("gpu", "gpus", "efficiency", "price_per_hour")),
         *(f"paper.{key}" for key in ("ppl", "bleu", "params_millions")),
         *("output", "prepared", "split", "average", "format"),
     }
@@ -219,7 +231,7 @@ def in_range(config: Config) -> Config:
             raise ConfigError(
                 f"{key}={value!r}: must be 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit"
             )
-        if "low" in meta and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
+        if "low" in meta and value is not None and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
             upper = f"below {meta['below']:g}" if meta["below"] < math.inf else f"at most {meta['high']:g}"
             raise ConfigError(
                 f"{key}={value}: must be at least {meta['low']:g}" + (f" and {upper}" if "inf" not in upper else "")
