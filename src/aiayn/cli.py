@@ -35,6 +35,7 @@ EXAMPLES = {
         ("aiayn train", "the base row at scale=mini"),
         ("aiayn train experiment=a_h1 seed=2", "one attention head, another seed"),
         ("aiayn train experiment=base scale=small hardware.threads=2", "larger, on two cores"),
+        ("aiayn train fidelity=released_code", "base as its authors' code has it, where that differs from the paper"),
         ("aiayn train model.dropout=0.3", "your own variation: its folder gets a hash of the difference"),
         ("aiayn train -m 'experiment=glob(*)' seed=1,2,3", "every row, three seeds, side by side"),
         ("aiayn train -cn table3", "the same rows from sweeps/table3.yaml"),
@@ -61,7 +62,7 @@ EXAMPLES = {
 FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")
 # A name, several, or what a sweep makes of all names; never a path, which would lead to a file of somebody else's
 FILE = re.compile(r"[^/\\]*")
-GROUPS = ("experiment", "data", "scale", "hardware", "hydra/launcher")
+GROUPS = ("experiment", "data", "scale", "fidelity", "hardware", "hydra/launcher")
 EXIT_CODES = (
     "0 done, 1 failed, 2 wrong configuration or usage, 3 non-finite, 4 bad data, 5 storage,"
     " 75 interrupted: repeat to resume"
@@ -216,6 +217,7 @@ def common() -> list[str]:
         "  big",
         "",
         "Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|files|wmt14_en_de",
+        "        fidelity=paper|released_code: where the paper's text and its authors' code differ",
         "Keys:   seed, model.*, training.*, decoding.*, data.*, wandb.mode=offline|online|disabled, output, ...",
         "        in the paper's units: scale multiplies them afterwards",
         "Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file",

@@ -24,9 +24,23 @@ Split = Literal["dev", "test"]
 def build(config: Config, vocab_size: int) -> Transformer:
     """The row's Transformer, initialised from its seed."""
     torch.manual_seed(config.seed)
-    model = Transformer(**dataclasses.asdict(config.model), max_length=config.data.max_length, vocab_size=vocab_size)
+    fidelity = config.fidelity
+    model = Transformer(
+        **dataclasses.asdict(config.model),
+        max_length=config.data.max_length,
+        vocab_size=embedding_rows(config, vocab_size),
+        sinusoids_in_halves=fidelity.sinusoids == "halves",
+        target_space=fidelity.target_space,
+        zero_start=fidelity.zero_start,
+    )
     # Before a checkpoint is loaded: weights of 64 bits would lose half of them in a model of 32
     return model.double() if config.hardware.precision == "64-true" else model
+
+
+def embedding_rows(config: Config, vocab_size: int) -> int:
+    """As many as pieces, or as `fidelity` says."""
+    # Paper: a shared vocabulary of about 37 000 (5.1); the released code rounds its matrix up to 40 960 rows
+    return max(vocab_size, config.fidelity.embedding_rows)
 
 
 def parameters(run: Config, vocab_size: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from aiayn import config, flops, jobs, launcher
 from aiayn.corpus import read_pairs
 from aiayn.dataset import Dataset
-from aiayn.evaluate import parameters
+from aiayn.evaluate import embedding_rows, parameters
 from aiayn.prepare import prepare, sources
 from aiayn.schema import ROWS, Config, ConfigError, Model
 
@@ -87,7 +87,7 @@ def estimate(run: Config, corpus: Corpus) -> Row:
         raise ConfigError(
             f"hardware.precision={hardware.precision}: of the GPUs only the peak in bf16-mixed is known; plan with that"
         )
-    pieces = corpus.vocab_size or run.data.vocab_size
+    pieces = embedding_rows(run, corpus.vocab_size or run.data.vocab_size)
     tokens = training.max_steps * training.tokens_per_update
     work = flops.training_flops(run.model, pieces, tokens, tokens, corpus.source_length, corpus.target_length)
     device = flops.device(hardware, run.plan.gpu)

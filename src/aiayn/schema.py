@@ -49,6 +49,17 @@ class Model:
 
 
 @dataclass
+class Fidelity:
+    """Whose Transformer: the paper's text, or where it differs the code that its authors released."""
+
+    name: str = _one_of("paper", "released_code")
+    sinusoids: str = _one_of("alternating", "halves")
+    target_space: bool = MISSING
+    zero_start: bool = MISSING
+    embedding_rows: int = _number(0, 1_000_000)
+
+
+@dataclass
 class Training:
     """Section 5: the one recipe of all rows."""
 
@@ -150,6 +161,7 @@ class Config:
     experiment: str = _name()
     seed: int = _number(0, 2**31 - 1)
     model: Model = field(default_factory=Model)
+    fidelity: Fidelity = field(default_factory=Fidelity)
     training: Training = field(default_factory=Training)
     data: Data = field(default_factory=Data)
     scale: Scale = field(default_factory=Scale)
@@ -171,6 +183,7 @@ MEANING = frozenset(
         *("experiment", "seed"),
         *(f"model.{key}" for key in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout")),
         "model.learned_positions",
+        *(f"fidelity.{key}" for key in ("name", "sinusoids", "target_space", "zero_start", "embedding_rows")),
         *(f"training.{key}" for key in ("max_steps", "warmup_steps", "tokens_per_update", "label_smoothing")),
         *(f"training.{key}" for key in ("learning_rate_factor", "adam_beta1", "adam_beta2", "adam_epsilon")),
         *(f"data.{key}" for key in ("name", "vocab_size", "max_length")),
@@ -208,6 +221,11 @@ def checked(config: Config) -> Config:
     if config.model.d_model % 2:
         raise ConfigError(
             f"model.d_model={config.model.d_model}: must be even (sinusoids come in pairs); change it or scale.width"
+        )
+    if 0 < config.fidelity.embedding_rows < config.data.vocab_size:
+        raise ConfigError(
+            f"fidelity.embedding_rows={config.fidelity.embedding_rows}: must be at least"
+            f" data.vocab_size={config.data.vocab_size}, or 0 for as many rows as pieces"
         )
     if config.training.tokens_per_update < config.data.max_length:
         raise ConfigError(
@@ -253,7 +271,7 @@ def leaves(part: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
 
 def nearest(key: str) -> str:
     """A hint at the known key that is spelt most like `key`, or where to find them all."""
-    known = [name for name, _, _ in leaves(Config())] + ["experiment", "data", "scale", "hardware"]
+    known = [name for name, _, _ in leaves(Config())] + ["experiment", "data", "scale", "fidelity", "hardware"]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
     if not close:
         close = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]
