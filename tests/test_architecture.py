@@ -15,7 +15,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 MODULES = (
     *("schema", "config", "storage", "corpus", "tokenizer", "dataset", "batching", "linear"),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics", "flops"),
-    *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "columns", "report"),
+    *(
+        "checkpoint",
+        "lightning_data",
+        "lightning_model",
+        "signals",
+        "callbacks",
+        "results",
+        "columns",
+        "report",
+        "table2",
+    ),
     *(
         "prepare",
         "jobs",

@@ -42,7 +42,14 @@ EXAMPLES = {
     ],
     "evaluate": [
         ("aiayn evaluate experiment=a_h1", "on the dev set"),
-        ("aiayn evaluate experiment=base split=test average=5", "the mean of the last five checkpoints, as in Table 2"),
+        (
+            "aiayn evaluate experiment=base split=test average=5",
+            "the mean of the last five checkpoints; prints Table 2",
+        ),
+        (
+            "aiayn evaluate experiment=big split=test average=20",
+            "the same of a run that kept them: train with training.keep_checkpoints=20",
+        ),
     ],
     "translate": [("aiayn translate experiment=base < in.txt > out.txt", "with the run in runs/tiny-mini/base/seed1")],
     "table": [

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from aiayn.schema import Hardware, Model
 
 # The token-weighted mean length of WMT14's sentences, 28 pieces each on average: what counts in attention
@@ -49,6 +52,11 @@ def training_flops(
     target = attention + feed_forward + d * keys_and_values + keys_and_values * (length / 2 + source_length)
     layers = model.num_layers * (source * source_tokens + target * target_tokens)
     return 6.0 * (layers + embedding_rows * d * target_tokens)
+
+
+def weighted_length(lengths: npt.NDArray[np.int64]) -> float:
+    """The mean length of the sentence that a token stands in: what counts in attention."""
+    return float((lengths * lengths).sum() / lengths.sum())
 
 
 def device(hardware: Hardware, gpu: str) -> Device:

@@ -9,7 +9,7 @@ from pathlib import Path
 from aiayn import config, flops, jobs, launcher
 from aiayn.corpus import read_pairs
 from aiayn.dataset import Dataset
-from aiayn.evaluate import embedding_rows, parameters
+from aiayn.evaluate import parameters
 from aiayn.prepare import prepare, sources
 from aiayn.schema import ROWS, Config, ConfigError, Model
 
@@ -87,7 +87,7 @@ def estimate(run: Config, corpus: Corpus) -> Row:
         raise ConfigError(
             f"hardware.precision={hardware.precision}: of the GPUs only the peak in bf16-mixed is known; plan with that"
         )
-    pieces = embedding_rows(run, corpus.vocab_size or run.data.vocab_size)
+    pieces = run.fidelity.rows(corpus.vocab_size or run.data.vocab_size)
     tokens = training.max_steps * training.tokens_per_update
     work = flops.training_flops(run.model, pieces, tokens, tokens, corpus.source_length, corpus.target_length)
     device = flops.device(hardware, run.plan.gpu)
@@ -197,11 +197,12 @@ def corpus_of(run: Config) -> Corpus:
 
 def _prepared(dataset: Dataset) -> Corpus:
     pairs = dataset.pairs("train")
-    source, target = pairs.source_lengths.astype(float), pairs.target_lengths.astype(float)
-    source_length, target_length = (float((side * side).sum() / side.sum()) for side in (source, target))
+    source_length, target_length = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
     counts = ", ".join(f"{split} {part['kept']:,} pairs" for split, part in dataset.manifest["splits"].items())
     found = f"{counts}; prepared, every file as its SHA-256 says"
-    return Corpus(source_length, target_length, dataset.tokenizer.vocab_size, int(target.sum()), 0.0, found)
+    return Corpus(
+        source_length, target_length, dataset.tokenizer.vocab_size, int(pairs.target_lengths.sum()), 0.0, found
+    )
 
 
 def free_bytes(folder: Path) -> int:

@@ -58,6 +58,11 @@ class Fidelity:
     zero_start: bool = MISSING
     embedding_rows: int = _number(0, 1_000_000)
 
+    def rows(self, pieces: int) -> int:
+        """The rows of the embedding for a vocabulary of so many pieces."""
+        # Paper: a shared vocabulary of about 37 000 (5.1); the released code rounds its matrix up to 40 960 rows
+        return max(pieces, self.embedding_rows)
+
 
 @dataclass
 class Training:
