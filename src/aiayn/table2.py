@@ -68,7 +68,7 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
         f"Table 2 at scale {run.scale.name} on {run.data.name}, seed {run.seed}{conditions}",
         *table,
         "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Means of the last 5 (base) and 20 (big) checkpoints,"
-        f" {every:,} updates apart; the paper's lay 10 minutes apart, about 1,400 updates of base.",
+        f" one each {every:,} updates; the paper's lay 10 minutes apart, about 1,400 updates of base.",
         f"FLOPs by time: training time x devices x TFLOPS of one; the paper took {P100} for a P100, we take the peak of"
         " the data sheet. By count: products for the updates' tokens; the paper's from its steps of 25,000 tokens.",
     ]
