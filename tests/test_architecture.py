@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -187,3 +188,12 @@ def test_a_run_writes_through_storage_alone(toy_run, tmp_path):
 def test_every_module_has_a_test_file():
     tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
     assert set(MODULES) - {"__main__"} <= tests
+
+
+def test_every_test_that_the_table_of_promises_names_is_there():
+    tests = Path(__file__).parent
+    named = re.findall(r"`(\w+)`: (\w+)", (tests / "README.md").read_text())
+    assert len(named) > 80
+    for module, name in named:
+        text = (tests / f"test_{module}.py").read_text()
+        assert f"def test_{name}(" in text or f"\n{name} = " in text or f"class {name}" in text, (module, name)
