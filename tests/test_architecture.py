@@ -10,7 +10,20 @@ MODULES = (
     *("config", "storage", "corpus", "tokenizer", "dataset", "batching", "linear"),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
     *("checkpoint", "lightning_data", "lightning_model", "callbacks", "results", "report"),
-    *("prepare", "jobs", "evaluate", "train", "translate", "table", "launcher", "cli", "__main__"),
+    *(
+        "prepare",
+        "jobs",
+        "evaluate",
+        "train",
+        "translate",
+        "table",
+        "export",
+        "rivals",
+        "bench",
+        "launcher",
+        "cli",
+        "__main__",
+    ),
 )
 THE_PAPER = ("linear", "attention", "transformer", "loss", "schedule", "beam_search", "metrics")
 ROOMS = {
@@ -20,6 +33,9 @@ ROOMS = {
     "pytorch_lightning": {"checkpoint", "lightning_data", "lightning_model", "callbacks", "train"},
     "sacrebleu": {"metrics"},
     "sentencepiece": {"tokenizer"},
+    "ctranslate2": {"export", "rivals"},
+    "transformers": {"export"},
+    "safetensors": {"export"},
 }
 
 

@@ -139,6 +139,17 @@ class Wandb:
 
 
 @dataclass
+class Bench:
+    """How long `aiayn bench` measures, and on what."""
+
+    kind: str = _one_of("all", "training", "decoding")
+    mean_length: float = _number(1.0, 10_000)
+    updates: int = _number(1)
+    rounds: int = _number(1)
+    output: str = MISSING
+
+
+@dataclass
 class Paper:
     """The row's own figures in Table 3."""
 
@@ -160,12 +171,13 @@ class Config:
     hardware: Hardware = field(default_factory=Hardware)
     decoding: Decoding = field(default_factory=Decoding)
     wandb: Wandb = field(default_factory=Wandb)
+    bench: Bench = field(default_factory=Bench)
     paper: Paper = field(default_factory=Paper)
     output: str = MISSING
     prepared: str = MISSING
     split: str = _one_of("dev", "test")
     average: int = _number(1, 1000)
-    format: str = _one_of("terminal", "md", "csv", "latex")
+    format: str = _one_of("terminal", "md", "csv", "latex", "ctranslate2", "safetensors", "marian")
 
 
 def register() -> None:

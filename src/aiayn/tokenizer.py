@@ -29,6 +29,11 @@ class Tokenizer:
         self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
         self.vocab_size: int = self._processor.get_piece_size()
 
+    @property
+    def pieces(self) -> list[str]:
+        """The piece of each token id, as SentencePiece writes it."""
+        return [self._processor.id_to_piece(number) for number in range(self.vocab_size)]
+
     def encode(self, lines: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """The token ids of each line, without special tokens; a character never seen in learning becomes UNK."""
         ids: list[npt.NDArray[np.int32]] = self._processor.encode(
