@@ -19,6 +19,7 @@ MODULES = (
         "table",
         "export",
         "rivals",
+        "contest",
         "bench",
         "launcher",
         "cli",

@@ -85,10 +85,11 @@ def training(config: Config, precisions: list[str], device: str) -> dict[str, An
     """Forward, loss, backward, Adam: what each contestant's rounds took, and how far its first result is from ours."""
     rounds, updates = config.bench.rounds, config.bench.updates
     needed = (rounds + 1) * updates * config.training.tokens_per_update / config.bench.mean_length
-    pairs = synthetic_pairs(config, int(1.5 * needed) + SENTENCES)
+    pairs = synthetic_pairs(config, int(2 * needed) + 100)
     plan = epoch_plan(
         pairs.source_lengths, pairs.target_lengths, config.training.tokens_per_update, config.seed, epoch=0
     )
+    assert len(plan) >= (rounds + 1) * updates
     batches = [gather(pairs, sentences).to(device) for sentences in plan[: (rounds + 1) * updates]]
     rectangles = [rivals.padded(batch) for batch in batches]
     smoothing = config.training.label_smoothing

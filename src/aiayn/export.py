@@ -217,10 +217,10 @@ def marian(model: Transformer) -> Any:
 def export(model: Transformer, pieces: list[str], format: str, folder: Path) -> None:
     """Writes the model to `folder` in a format. Raises ConfigError for a row that the format cannot hold."""
     if format == "safetensors":
-        import safetensors.torch
+        from safetensors.torch import save
 
         tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
-        storage.write_bytes(folder / "model.safetensors", safetensors.torch.save(tensors))
+        storage.write_bytes(folder / "model.safetensors", save(tensors))
         return
     model = model.cpu()
     with tempfile.TemporaryDirectory() as written:
