@@ -15,6 +15,11 @@ from typing import Any
 # Two test processes share two cores; set before torch is imported, here and in every worker that a test starts.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", WANDB_SILENT="true")
 
+# No test asks for the network, nor does a process that it starts.
+sys.path.append(str(Path(__file__).with_name("children")))
+os.environ.update(PYTHONPATH=os.pathsep.join([sys.path[-1], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+
+import offline  # noqa: F401
 import pytest
 import torch
 

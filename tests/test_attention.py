@@ -103,8 +103,8 @@ def test_splitting_pads_with_zeros_and_merging_undoes_it(widths: tuple[int, ...]
             expected = packed_part[begin:end].unflatten(1, (heads, width)).transpose(0, 1)
             assert torch.equal(padded[number, :, : end - begin], expected)
             assert not padded[number, :, end - begin :].any()
-    garbage = [padded.masked_fill(padded == 0, torch.nan) for padded in parts]
-    merged = sentences.merge(garbage)
+    garbage = [padded.masked_fill(padded == 0, torch.nan).unsqueeze(0) for padded in parts]
+    merged = sentences.merge(*garbage) if len(set(widths)) > 1 else sentences.merge(torch.cat(garbage))
     assert torch.equal(merged[:13], x[:13])
     assert not merged[13:].any()
 

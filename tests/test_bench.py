@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from aiayn import bench, config
+from aiayn import bench, config, schema
 
 PART = {
     "unit": "update",
@@ -65,5 +65,5 @@ def test_one_kind_alone_is_measured_when_asked(toy, tmp_path, monkeypatch):
 
 def test_a_gpu_that_is_not_there_is_refused_in_one_line(toy, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(config.ConfigError, match="torch sees no GPU here"):
+    with pytest.raises(schema.ConfigError, match="torch sees no GPU here"):
         bench.main(config.compose_row(*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"))

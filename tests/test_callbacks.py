@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from aiayn import callbacks, checkpoint, storage
-from aiayn.callbacks import Bar, Dev, Interrupted, Record, Save
+from aiayn.callbacks import Bar, Dev, Record, Save
 from aiayn.lightning_data import Update
+from aiayn.lightning_model import NonFinite
+from aiayn.signals import Interrupted, StopFlag
 
 LAST = 7
 
@@ -121,6 +123,13 @@ def test_dev_is_measured_every_so_many_updates_and_at_the_last(trainer, tmp_path
     assert all(row["dev/nats"] == 2.0 and row["dev/ppl"] == pytest.approx(math.e**2) for row in measured)
 
 
+@pytest.mark.parametrize("nats", [17 * 1e4, math.inf, math.nan])
+def test_a_dev_perplexity_that_is_no_number_ends_the_run_as_diverged(trainer, tmp_path, nats):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    with pytest.raises(NonFinite, match=r"after update 2 the dev perplexity is (inf|nan): the run has diverged"):
+        run(trainer, [record, Dev(record, lambda: (nats, 17), 2, LAST)], range(LAST))
+
+
 def test_only_rank_0_measures(trainer, tmp_path):
     trainer.is_global_zero = False
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=False)
@@ -131,7 +140,7 @@ def test_only_rank_0_measures(trainer, tmp_path):
 @pytest.mark.parametrize(("every", "expected"), [(1, [5, 6, 7]), (2, [4, 6, 7]), (3, [3, 6, 7]), (100, [7])])
 def test_checkpoints_come_every_so_many_updates_and_at_the_last_and_the_newest_stay(trainer, tmp_path, every, expected):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    run(trainer, [record, Save(record, tmp_path / "checkpoints", every, 3, LAST)], range(LAST))
+    run(trainer, [record, Save(record, tmp_path / "checkpoints", every, 3, LAST, StopFlag())], range(LAST))
     kept = sorted((tmp_path / "checkpoints").glob("*.ckpt"))
     assert kept == [checkpoint.path_of(tmp_path / "checkpoints", step) for step in expected]
     assert len(trainer.saved) == len([step for step in range(1, LAST + 1) if step % every == 0 or step == LAST])
@@ -147,14 +156,14 @@ def test_the_record_on_the_disk_is_never_behind_the_checkpoint(trainer, tmp_path
         save(path)
 
     trainer.save_checkpoint = save_and_look
-    run(trainer, [record, Save(record, tmp_path / "checkpoints", 2, 3, LAST)], range(LAST))
+    run(trainer, [record, Save(record, tmp_path / "checkpoints", 2, 3, LAST, StopFlag())], range(LAST))
 
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, name):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
     run(trainer, [record, save], range(2))
     os.kill(os.getpid(), getattr(signal, name))
     with pytest.raises(Interrupted, match=f"stopped by {name} after update 3"):
@@ -166,7 +175,7 @@ def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, na
 @pytest.mark.usefixtures("signals")
 def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
     run(trainer, [record, save], range(LAST - 1))
     os.kill(os.getpid(), signal.SIGTERM)
     run(trainer, [record, save], range(LAST - 1, LAST))
@@ -174,12 +183,56 @@ def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_rank_stops_when_another_was_asked_to(trainer, tmp_path):
+def test_a_rank_stops_when_another_was_asked_to(trainer, tmp_path, monkeypatch):
     trainer.world_size = 2
     trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda mine, all: True)
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    monkeypatch.setattr(callbacks, "agree", lambda module, step: None)
     with pytest.raises(Interrupted, match="another rank after update 1"):
-        run(trainer, [record, Save(record, tmp_path / "checkpoints", 100, 3, LAST)], range(LAST))
+        run(trainer, [record, Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())], range(LAST))
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_ranks_that_hold_different_weights_save_nothing(trainer, tmp_path, monkeypatch, differ):
+    """One bit of one weight of another rank is enough."""
+    trainer.world_size = 2
+    trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda mine, all: False)
+    module, other = torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)
+    other.load_state_dict(module.state_dict())
+    if differ:
+        with torch.no_grad():
+            other.weight[2, 1] = torch.nextafter(other.weight[2, 1], torch.tensor(9.0))
+    hashes = []
+
+    def gather(into, mine):
+        hashes.append(mine)
+        if len(hashes) == 1:  # what the other rank would say
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch.distributed, "all_gather_object", lambda into, theirs: hashes.append(theirs))
+                callbacks.agree(other, 1)
+        into[:] = hashes
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = Save(record, tmp_path / "checkpoints", 1, 3, LAST, StopFlag())
+    if differ:
+        with pytest.raises(RuntimeError, match=r"after update 1 the ranks hold different weights .rank 0 "):
+            save.on_train_batch_end(trainer, module, outputs(0), update(0), 0)
+        assert trainer.saved == []
+    else:
+        save.on_train_batch_end(trainer, module, outputs(0), update(0), 0)
+        assert len(trainer.saved) == 1
+
+
+@pytest.mark.parametrize("line", ['{"step": 2', "null", '{"loss": 3}', "\0\0\0"])
+def test_a_damaged_record_is_named_with_its_line_and_not_cut(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    before = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
+    path.write_text(before)
+    with pytest.raises(storage.StorageError, match=r"metrics\.jsonl: line 2 is damaged"):
+        Record(path, 3, lambda row: None, writes=True)
+    assert path.read_text() == before
 
 
 def test_the_bar_prints_nothing_per_update_into_a_log(trainer, tmp_path, capsys):

@@ -1,12 +1,27 @@
 """Checkpoints: found again, verified, rotated; damage is passed over and named."""
 
-import pickle
+import errno
+import os
+import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from aiayn import checkpoint
+from aiayn import checkpoint, storage
 from aiayn.storage import StorageError
 
 IO = checkpoint.VerifiedCheckpointIO()
@@ -35,7 +50,7 @@ def test_the_hash_beside_it_is_what_sha256sum_checks(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "no hash"])
-def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage):
+def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage, capsys):
     good, bad = save(tmp_path, 3), save(tmp_path, 5)
     data = bytearray(bad.read_bytes())
     if damage == "flip":
@@ -45,16 +60,20 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage):
         bad.write_bytes(data[:-11])
     else:
         (tmp_path / f"{bad.name}.sha256").unlink()
-    with pytest.warns(UserWarning, match=bad.name):
-        assert checkpoint.newest(tmp_path) == [good]
+    assert checkpoint.newest(tmp_path) == [good]
+    assert capsys.readouterr().err == f"aiayn: {bad} is damaged and passed over: the one before it is used\n"
     with pytest.raises(StorageError, match=bad.name):
         IO.load_checkpoint(bad)
 
 
-def test_no_intact_checkpoint_is_an_error_and_never_a_fresh_start(tmp_path):
-    save(tmp_path, 3).write_bytes(b"")
-    with pytest.warns(UserWarning, match="damaged"), pytest.raises(StorageError, match="no checkpoint"):
+def test_no_intact_checkpoint_is_one_error_and_never_a_fresh_start(tmp_path, capsys):
+    for step in (3, 5):
+        save(tmp_path, step).write_bytes(b"")
+    with pytest.raises(
+        StorageError, match=rf"no checkpoint in {tmp_path} is intact \(2, newest step-000000005\.ckpt\)"
+    ):
         checkpoint.newest(tmp_path)
+    assert capsys.readouterr().err == ""
 
 
 def test_rotation_keeps_the_newest_and_waits_while_the_newest_is_damaged(tmp_path):
@@ -78,17 +97,207 @@ def test_the_average_is_the_mean(tmp_path):
     assert torch.equal(checkpoint.average(paths)["transformer.w"], torch.full((2, 3), 4.0))
 
 
-class Payload:
-    def __reduce__(self):
-        return (print, ("executed",))
+def test_the_hash_is_of_what_was_meant_and_not_of_what_the_disk_made_of_it(tmp_path, monkeypatch):
+    def flip(point: str, path: Path) -> None:
+        if point == "synced" and path.suffix == ".ckpt":
+            (temporary,) = tmp_path.glob(".*.tmp")
+            data = bytearray(temporary.read_bytes())
+            data[len(data) // 2] ^= 1
+            temporary.write_bytes(data)
+
+    good = save(tmp_path, 3)
+    monkeypatch.setattr(storage, "fault", flip)
+    bad = save(tmp_path, 5)
+    assert not checkpoint.is_intact(bad)
+    checkpoint.rotate(tmp_path, 1)
+    assert good.exists()  # nothing goes before its successor is verified
 
 
-def test_a_pickle_payload_is_refused_and_not_executed(tmp_path, capsys):
-    path = checkpoint.path_of(tmp_path, 1)
-    torch.save({"state_dict": {}, "evil": Payload()}, path)
-    path.with_name(path.name + ".sha256").write_text(f"{checkpoint.storage.sha256(path)}  {path.name}\n")
-    with pytest.raises(pickle.UnpicklingError):
-        IO.load_checkpoint(path)
-    assert "executed" not in capsys.readouterr().out
-    torch.load(path, weights_only=False)  # control: the payload would run
-    assert "executed" in capsys.readouterr().out
+def test_saving_never_passes_through_the_folder_for_temporary_files(tmp_path, monkeypatch):
+    def refuse(*arguments: object, **options: object) -> str:
+        raise AssertionError("asked for a temporary file")
+
+    for name in ("mkstemp", "mkdtemp", "gettempdir", "NamedTemporaryFile"):
+        monkeypatch.setattr(tempfile, name, refuse)
+    assert checkpoint.newest(save(tmp_path, 3).parent)
+    with pytest.raises(AssertionError, match="temporary file"):  # control: Lightning's own
+        TorchCheckpointIO().save_checkpoint({"state_dict": {}}, tmp_path / "lightning.ckpt")
+
+
+def plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str | int) and plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(plain, value))
+    return value is None or type(value) in (torch.Tensor, str, int, float, bool)
+
+
+def test_a_checkpoint_of_a_run_holds_tensors_and_plain_values_only(finished):
+    from aiayn import config
+
+    (path,) = checkpoint.newest(config.run_folder(config.compose_row(*finished)) / "checkpoints")
+    loaded = IO.load_checkpoint(path)
+    adam = loaded["optimizer_states"][0]
+    for group in adam["param_groups"]:
+        assert type(group.pop("betas")) is tuple  # as Adam has it
+    assert plain(loaded)
+    assert not plain({"state_dict": {"w": [Path("x")]}})  # control
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Store(RuleBasedStateMachine):
+    """A run's checkpoints, saved and rotated while processes die and disks refuse at any point, and files rot."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.root = Path(tempfile.mkdtemp())
+        self.folder = self.root / "checkpoints"
+        self.folder.mkdir()
+        self.step = 0
+        self.acknowledged: list[int] = []
+        self.damaged: set[int] = set()
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.root)
+
+    def done(self, action, number: int, fault: str) -> bool:
+        """Whether `action` came to its end, with a fault at its point of that number."""
+        left = number
+        dead = self.root / "dead"
+
+        def strike(point: str, path: Path) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and fault == "no space":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if left == 0 and fault == "kill":
+                shutil.copytree(self.folder, dead)  # what is on the disk now is all that stays
+                raise Killed
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(storage, "fault", strike)
+            try:
+                action()
+            except Killed:
+                shutil.rmtree(self.folder)
+                dead.rename(self.folder)
+                return False
+            except storage.StorageError:
+                assert fault == "no space"
+                return False
+        return True
+
+    faults = st.sampled_from(["", "", "", "kill", "no space"])
+
+    @rule(number=st.integers(1, 9), fault=faults)
+    def save(self, number, fault) -> None:
+        self.step += 1
+        if self.done(lambda: save(self.folder, self.step), number, fault):
+            self.acknowledged.append(self.step)
+            self.damaged.discard(self.step)
+
+    @rule(keep=st.integers(1, 2), number=st.integers(1, 13), fault=faults)
+    def rotate(self, keep, number, fault) -> None:
+        kept = sorted(self.folder.glob("*.ckpt"))[-keep:]
+        self.done(lambda: checkpoint.rotate(self.folder, keep), number, fault)
+        if kept and checkpoint.is_intact(kept[-1]):
+            self.acknowledged = [step for step in self.acknowledged if checkpoint.path_of(self.folder, step) in kept]
+
+    @precondition(lambda self: len(set(self.acknowledged) - self.damaged) > 1)
+    @rule()
+    def damage(self) -> None:
+        path = checkpoint.path_of(self.folder, self.acknowledged[-1])
+        path.write_bytes(path.read_bytes()[:-7])
+        self.damaged.add(self.acknowledged[-1])
+
+    @rule()
+    def resume(self) -> None:
+        """As a worker that starts again: it goes on from what it finds."""
+        found = self.newest()
+        self.step = found[0] if found else 0
+        self.acknowledged = [step for step in self.acknowledged if step <= self.step]
+
+    def newest(self) -> list[int]:
+        paths = checkpoint.newest(self.folder, 99)
+        steps = [IO.load_checkpoint(path)["updates_done"] for path in paths]
+        for path, step in zip(paths, steps, strict=True):
+            assert path == checkpoint.path_of(self.folder, step)
+            assert IO.load_checkpoint(path)["state_dict"]["transformer.w"][0, 0] == step
+        return steps
+
+    @invariant()
+    def nothing_acknowledged_is_lost(self) -> None:
+        intact = [step for step in self.acknowledged if step not in self.damaged]
+        assert set(intact) <= set(self.newest())
+
+
+TestStore = Store.TestCase
+TestStore.settings = settings(max_examples=60, stateful_step_count=10, deadline=None)
+
+
+def hash_last(self: checkpoint.VerifiedCheckpointIO, state: dict, path: Path) -> None:
+    torch.save(state, path)
+    storage.write_text(path.with_name(path.name + ".sha256"), f"{storage.sha256(path)}  {path.name}\n")
+
+
+def unverified(folder: Path, keep: int) -> None:
+    for path in sorted(folder.glob("*.ckpt"))[:-keep]:
+        IO.remove_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "careless"),
+    [(checkpoint.VerifiedCheckpointIO, "save_checkpoint", hash_last), (checkpoint, "rotate", unverified)],
+    ids=["hash written last", "rotation without verification"],
+)
+def test_a_careless_store_would_lose_something(monkeypatch, owner, name, careless):  # control of the machine above
+    monkeypatch.setattr(owner, name, careless)
+    quick = settings(
+        TestStore.settings,
+        max_examples=400,
+        phases=[Phase.generate],
+        database=None,
+        derandomize=True,
+        report_multiple_bugs=False,
+    )
+    with pytest.raises((AssertionError, StorageError)):
+        run_state_machine_as_test(Store, settings=quick)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_run_that_died_at_any_point_of_a_write_ends_like_one_that_did_not(toy_run, tmp_path, monkeypatch):
+    """Every state that the disk passes through in training is what a kill at that moment leaves."""
+    from aiayn import config, train
+
+    whole = tmp_path / "whole"
+    states: list[Path] = []
+
+    def keep(point: str, path: Path) -> None:
+        if path.parent.name == "checkpoints" or path.name == "metrics.jsonl":
+            states.append(Path(shutil.copytree(whole, tmp_path / f"{len(states)}-{point}-{path.name}")))
+
+    storage.write_text(whole / "config.yaml", config.to_yaml(toy_run))
+    monkeypatch.setattr(storage, "fault", keep)
+    train.train(toy_run, whole)
+    monkeypatch.undo()
+    last = checkpoint.path_of(Path("checkpoints"), toy_run.training.max_steps)
+    expected = (whole / last).read_bytes()
+    assert {state.name.split("-")[1] for state in states} >= set(storage.POINTS) - {"locked"}
+    torn = [state for state in states if state.name.split("-")[1] == "written" and state.name.endswith(".ckpt")]
+    for state in [torn[0], *states[5::19]]:  # the very first checkpoint, and points of every kind
+        train.train(toy_run, state)
+        assert (state / last).read_bytes() == expected, state.name
+        assert not list((state / "checkpoints").glob(".*"))
+
+
+def test_weights_of_another_model_are_named_and_the_model_stays(tmp_path):
+    path = save(tmp_path, 3)
+    model = torch.nn.Linear(2, 3)
+    with (
+        pytest.raises(StorageError, match=rf"{path} holds another model than this run's: .*Missing key"),
+        checkpoint.fitting(path),
+    ):
+        model.load_state_dict(IO.load_checkpoint(path)["state_dict"])

@@ -12,7 +12,7 @@ from hydra.core.singleton import Singleton
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aiayn import cli, config, corpus, jobs, storage
+from aiayn import cli, config, corpus, jobs, schema, storage
 
 MANUALS = [["--help"], *([command, "--help"] for command in cli.COMMANDS)]
 
@@ -42,7 +42,7 @@ def test_every_manual_names_the_twenty_rows_the_exit_codes_and_commands_that_wor
     assert run_main(*arguments) == (0, "")
     manual = capsys.readouterr().out
     rows = manual.partition("Rows of Table 3 (experiment=NAME):")[2].partition("Groups:")[0]
-    assert rows.split() == list(config.ROWS)
+    assert rows.split() == list(schema.ROWS)
     assert cli.EXIT_CODES in manual
     assert max(map(len, manual.splitlines())) < 160
     for code in (jobs.DONE, jobs.WRONG_CONFIGURATION, jobs.NON_FINITE, jobs.BAD_DATA, jobs.STORAGE, jobs.INTERRUPTED):
@@ -118,7 +118,7 @@ WRONG = [
     ("model.num_layers=0", "model.num_layers=0"),
     ("model.num_heads=-1", "model.num_heads=-1"),
     ("model.d_k=two", "two"),
-    ("model.d_model=11", "model.d_model=1"),
+    ("model.d_model=16", "model.d_model=3"),
     ("training.max_steps=0", "training.max_steps=0"),
     ("training.max_steps=1.5", "1.5"),
     ("training.label_smoothing=1", "training.label_smoothing=1.0"),
@@ -162,7 +162,7 @@ def test_every_wrong_value_is_one_line_that_names_it(override, words, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-KEYS = [key for key, _, _ in config._leaves(config.Config())] + ["data", "scale", "hardware", "nothing", "hydra.run"]
+KEYS = [key for key, _, _ in schema.leaves(schema.Config())] + ["data", "scale", "hardware", "nothing", "hydra.run"]
 VALUES = st.one_of(
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20),
     st.integers().map(str),
@@ -212,6 +212,25 @@ def test_an_error_that_a_user_can_cause_has_the_exit_code_of_its_kind(error, cod
 def test_an_error_that_only_we_can_cause_keeps_its_traceback():  # control
     with pytest.raises(ZeroDivisionError):
         cli.explained(ZeroDivisionError())
+
+
+def test_ctrl_c_in_any_command_is_one_line_and_75(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aiayn.table.main", interrupted)
+    assert run_main("table") == (75, "stopped; repeat the command")
+
+
+@pytest.mark.parametrize("override", ["jobs=-1", "jobs=x", "jobs=null", "patience=0", "patience=[1]", "patience=nan"])
+def test_a_launcher_that_makes_no_sense_is_one_line(override, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, line = run_main("train", "-m", f"hydra.launcher.{override}", "seed=1,2")
+    assert code == 2
+    assert line.startswith(f"hydra.launcher.{override.partition('=')[0]}=")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", [command for command in cli.COMMANDS if command != "train"])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from aiayn import config, contest
+from aiayn import config, contest, schema
 from aiayn.tokenizer import EOS
 from aiayn.transformer import Transformer
 
 
 @pytest.fixture
-def run(toy) -> config.Config:
+def run(toy) -> schema.Config:
     # Heads as wide as d_model / h, as rivals want them
     sizes = ["model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.updates=2", "bench.rounds=3"]
     return config.compose_row(*toy, *sizes)

@@ -1,5 +1,6 @@
 import gzip
 import lzma
+import tracemalloc
 from collections import Counter
 from importlib import resources
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_empty_lines_are_lines_and_an_empty_file_has_none(tmp_path) -> None:
 @every_example_in_one_folder
 def test_any_bytes_keep_their_number_of_lines(tmp_path, lines) -> None:
     # A first line that begins like UTF-16 is refused
-    data = b"".join(b"-" + line + b"\n" for line in lines)
+    data = b"".join(b"--" + line + b"\n" for line in lines)
     assert len(lines_of(tmp_path / "text", data)) == len(lines)
 
 
@@ -67,6 +68,27 @@ def test_a_compressed_file_reads_as_a_plain_one_and_a_torn_one_is_refused_by_nam
 def test_utf_16_is_refused_by_name(tmp_path, encoding) -> None:
     with pytest.raises(DataError, match="text is UTF-16"):
         lines_of(tmp_path / "text", "\ufeffone\ntwo\n".encode(encoding))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_mark_is_refused_too_and_utf_8_with_a_nul_is_not(tmp_path, encoding) -> None:
+    for text in ("one two\r\nthree\n", "ab\n", "one"):
+        with pytest.raises(DataError, match="text is UTF-16"):
+            lines_of(tmp_path / "text", text.encode(encoding))
+    for line in (b"\0", b"a", b"", b"a\0", b"\0a", b"a\0b", b"\0\0\0\0", b"o\0ne"):
+        assert lines_of(tmp_path / "text", line + b"\n") == [line]
+
+
+def test_a_small_file_with_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path) -> None:
+    bomb = lzma.compress(b"one\n" + bytes(2**27))
+    assert len(bomb) < 2**15
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"text\.xz, line 2: more than 16777216 bytes"):
+        lines_of(tmp_path / "text.xz", bomb)
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+    (tmp_path / "text").write_bytes(b"x" * (2**24 - 1) + b"\ny")
+    assert list(map(len, read_lines(tmp_path / "text"))) == [2**24 - 1, 1]
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -10,28 +11,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from aiayn import storage
 from aiayn.corpus import DataError, Files
 from aiayn.dataset import SIDES, SPLITS, Dataset, _packed, prepare
-from aiayn.tokenizer import EOS
+from aiayn.tokenizer import EOS, Tokenizer
 
 MAX_LENGTH = 23
 VOCAB_SIZE = 41
 
-# What `python -c` runs in another process: folder, source folder, then optionally the write at which it dies
+# What `python -c` runs in another process: folder, source folder, and the write at which it dies, if any
 PREPARE = """
 import os, signal, sys
 from pathlib import Path
+from aiayn import storage
 from aiayn.corpus import Files
 from aiayn.dataset import prepare
-writes, replace = 0, Path.replace
-def dying(self, target):
+writes = 0
+def die(point, path):
     global writes
-    writes += 1
+    writes += point == "synced"
     if writes == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
-    return replace(self, target)
-Path.replace = dying
+storage.fault = die if sys.argv[3] != "0" else storage.fault
 splits = [Files(Path(sys.argv[2], f"{s}.en"), Path(sys.argv[2], f"{s}.de")) for s in ("train", "dev", "test")]
 print(prepare(Path(sys.argv[1]), *splits, vocab_size=41, max_length=23, progress=print).sha256)
 """
@@ -158,6 +163,25 @@ def test_missing_text_is_named_before_anything_is_written(tmp_path, text) -> Non
     assert not (tmp_path / "small").exists()
 
 
+LINES = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=9)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(LINES, LINES), min_size=1, max_size=7))
+def test_any_text_keeps_its_lines_from_the_files_to_the_ids_and_back(tmp_path_factory, text, rows) -> None:
+    folder = Path(shutil.copytree(text, tmp_path_factory.mktemp("any") / "text"))
+    rows = [("low", "low"), *rows]
+    for language, lines in zip(("en", "de"), zip(*rows, strict=True), strict=True):
+        (folder / f"dev.{language}").write_bytes("".join(line + "\n" for line in lines).encode())
+    dataset = prepare_here(folder.parent / "small", folder)
+    for side, lines in zip(SIDES, zip(*rows, strict=True), strict=True):
+        as_read = [line.removesuffix("\r") for line in lines]
+        assert dataset.texts("dev", side) == as_read
+        assert len(decoded(dataset, "dev", side)) == len(rows)
+        assert not any("\n" in line for line in decoded(dataset, "dev", side))
+    assert dataset.manifest["splits"]["dev"]["lines"] == len(rows)
+
+
 # Again, elsewhere, at once, after a crash
 
 
@@ -179,10 +203,60 @@ def test_bytes_do_not_depend_on_hash_seed_locale_threads_or_folder(tmp_path, tex
 @pytest.mark.parametrize("write", [1, 2, 9, 18])
 def test_a_kill_at_any_write_then_again_gives_the_same_files(tmp_path, text, prepared, write) -> None:
     assert prepare_elsewhere(tmp_path / "small", text, dies_at=write)[0] == -signal.SIGKILL
-    with pytest.raises(DataError, match="holds no prepared data: aiayn prepare data=small"):
+    with pytest.raises(DataError, match="holds no prepared data: `aiayn prepare` with the same words"):
         Dataset.open(tmp_path / "small")
     prepare_here(tmp_path / "small", text)
     assert contents(tmp_path / "small") == contents(prepared.folder)
+
+
+def test_whatever_point_it_dies_at_the_next_process_ends_with_the_same_files(
+    tmp_path, text, prepared, monkeypatch
+) -> None:
+    """Every state that the disk passes through is what a kill at that moment leaves."""
+    states: list[Path] = []
+
+    def keep(point: str, path: Path) -> None:
+        states.append(Path(shutil.copytree(path.parent, tmp_path / f"{len(states)}-{point}" / "small")))
+
+    monkeypatch.setattr(storage, "fault", keep)
+    prepare_here(tmp_path / "small", text)
+    monkeypatch.undo()
+    assert len(states) == 1 + 4 * len(contents(prepared.folder)) - 4  # the lock; each file but the lock
+    for state in states:
+        whole = contents(state).keys() >= contents(prepared.folder).keys()
+        assert whole == (state == states[-1])  # the manifest's name comes last
+    for state in [*states[::7], states[-1]]:  # every point, a third of the files
+        prepare_here(state, text)
+        assert {**contents(state), ".lock": b""} == contents(prepared.folder)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
+def test_a_disk_that_refuses_is_named_and_again_gives_the_same_files(
+    tmp_path, text, prepared, monkeypatch, code
+) -> None:
+    def refuse(point: str, path: Path) -> None:
+        if path.name == "dev.source.ids.npy":
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(storage, "fault", refuse)
+    with pytest.raises(storage.StorageError, match=rf"small/dev\.source\.ids\.npy: {os.strerror(code)}"):
+        prepare_here(tmp_path / "small", text)
+    monkeypatch.undo()
+    prepare_here(tmp_path / "small", text)
+    assert contents(tmp_path / "small") == contents(prepared.folder)
+
+
+def test_a_tokenizer_that_is_not_the_manifests_never_reaches_sentencepiece(copy, text, monkeypatch) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(sentencepiece, "SentencePieceProcessor", lambda **what: read.append(what))
+    (copy / "tokenizer.model").write_bytes(b"\xff" * 4099)
+    sizes = r"4099 bytes with SHA-256 \w{64} and not \d+ bytes with SHA-256 \w{64}"
+    with pytest.raises(DataError, match=rf"tokenizer\.model is damaged, it has {sizes}: "):
+        assert prepare_here(copy, text).tokenizer
+    assert read == []
+    with pytest.raises(AttributeError):  # control: what would have been read
+        Tokenizer(copy / "tokenizer.model")
+    assert len(read) == 1
 
 
 def test_of_several_processes_at_once_one_works_and_the_others_wait(tmp_path, text, prepared) -> None:
@@ -203,7 +277,7 @@ def test_every_damaged_file_is_refused_by_name_with_the_command_that_repairs_it(
         middle = len(whole) // 2
         for damaged in (whole[:middle], whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :], b""):
             path.write_bytes(damaged)
-            with pytest.raises(DataError, match=rf"{path.name}.*rm -r .*small && aiayn prepare data=small"):
+            with pytest.raises(DataError, match=rf"{path.name}.*`rm -r .*small` and the same command again"):
                 prepare_here(copy, text)
         path.unlink()
         with pytest.raises(DataError, match=f"{path.name} is missing|holds no prepared data"):
@@ -215,12 +289,12 @@ def test_every_damaged_file_is_refused_by_name_with_the_command_that_repairs_it(
 @pytest.mark.parametrize("foreign", ["", "[]", "3", '"schema"', "{}", "<html>", '{"schema": 1}', '{"schema": 2}'])
 def test_a_foreign_manifest_is_refused_with_the_command_that_repairs_it(copy, text, foreign) -> None:
     (copy / "manifest.json").write_text(foreign)
-    with pytest.raises(DataError, match=r"rm -r .*small && aiayn prepare data=small"):
+    with pytest.raises(DataError, match=r"`rm -r .*small` and the same command again"):
         prepare_here(copy, text)
 
 
 def test_a_folder_prepared_from_something_else_is_refused_with_both_values(copy, text, tmp_path) -> None:
-    with pytest.raises(DataError, match=r"vocab_size was 41, is 37.*aiayn prepare data=small"):
+    with pytest.raises(DataError, match=r"vocab_size was 41, is 37.*another data.name, or .*rm -r .*small"):
         prepare_here(copy, text, vocab_size=37)
     with pytest.raises(DataError, match="max_length was 23, is 29"):
         prepare_here(copy, text, max_length=29)

@@ -134,3 +134,22 @@ def test_our_bleu_of_the_translations_is_that_of_the_sacrebleu_command(run, tmp_
     command = ["sacrebleu", tmp_path / "references", "-i", tmp_path / "ours", "-b", "-w", "6", "--force"]
     done = subprocess.run([sys.executable, "-m", *map(str, command)], capture_output=True, text=True, check=True)
     assert float(done.stdout) == pytest.approx(figures["bleu"]["sacrebleu"], abs=1e-5)
+
+
+def test_another_beam_search_finds_the_rows_own_run_and_leaves_its_figures_alone(run, capsys):
+    folder = config.run_folder(run)
+    evaluate.main(run)
+    before = (folder / "evaluation-dev-average1.json").read_bytes()
+    greedy = dataclasses.replace(run, decoding=dataclasses.replace(run.decoding, beam_size=1))
+    assert config.run_folder(greedy) != folder
+    evaluate.main(greedy)
+    (other,) = folder.glob("evaluation-dev-average1+*.json")
+    assert json.loads(other.read_bytes())["nats"] == json.loads(before)["nats"]
+    assert (folder / "evaluation-dev-average1.json").read_bytes() == before
+    assert not config.run_folder(greedy).exists()
+
+
+def test_other_text_than_the_run_was_trained_on_is_refused(run):
+    (config.run_folder(run) / "data.sha256").write_text("0" * 64)
+    with pytest.raises(config.ConfigError, match=r"data\.name: .* was begun on data with SHA-256 000000000000"):
+        evaluate.trained(run)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from aiayn import cli, config, evaluate, export, storage
+from aiayn import cli, config, evaluate, export, schema, storage
 from aiayn.batching import gather
 from aiayn.beam_search import Hypothesis, translate_ids
 from aiayn.contest import endless
@@ -22,7 +22,7 @@ LIMIT = 18
 PIECES = [f"piece{number}" for number in range(VOCABULARY)]
 
 
-def random_model(row: config.Config) -> Transformer:
+def random_model(row: schema.Config) -> Transformer:
     """The row's sizes, with weights, biases and norms that all matter and outputs that go up to the limit.
 
     Where EOS is unlikely searches are comparable: others let only the best W of 2 W candidates end, we all of them.
@@ -36,7 +36,7 @@ def random_model(row: config.Config) -> Transformer:
     return endless(model).eval()
 
 
-def smoke(name: str) -> config.Config:
+def smoke(name: str) -> schema.Config:
     return config.compose_row(f"experiment={name}", "scale=smoke")
 
 
@@ -107,7 +107,7 @@ def marian_log_probabilities(model) -> torch.Tensor:
     return logits.log_softmax(-1).gather(2, target.unsqueeze(2)).squeeze(2)
 
 
-@pytest.mark.parametrize("name", config.ROWS)
+@pytest.mark.parametrize("name", schema.ROWS)
 def test_ctranslate2_computes_and_finds_what_we_do_for_every_row_of_the_table(name, tmp_path):
     pytest.importorskip("ctranslate2", reason="needs the extra: pip install -e '.[export]'")
     model = random_model(smoke(name))
@@ -121,7 +121,7 @@ def test_ctranslate2_computes_and_finds_what_we_do_for_every_row_of_the_table(na
         assert found == [hypothesis.ids for hypothesis in searched(model, beam_size)]
 
 
-@pytest.mark.parametrize("name", [name for name in config.ROWS if name != "e_learned_positions"])
+@pytest.mark.parametrize("name", [name for name in schema.ROWS if name != "e_learned_positions"])
 def test_marian_computes_and_finds_what_we_do_for_every_row_with_sinusoids(name):
     pytest.importorskip("transformers", reason="needs the extra: pip install -e '.[export]'")
     model = random_model(smoke(name))
@@ -221,7 +221,7 @@ def test_safetensors_hold_every_weight_to_the_bit(exported):
 )
 def test_marian_refuses_in_one_line_what_it_cannot_hold(overrides, words):
     pytest.importorskip("transformers", reason="needs the extra: pip install -e '.[export]'")
-    with pytest.raises(config.ConfigError, match=words) as refused:
+    with pytest.raises(schema.ConfigError, match=words) as refused:
         export.marian(random_model(config.compose_row(*overrides, "scale=smoke")))
     assert "format=ctranslate2" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -229,9 +229,9 @@ def test_marian_refuses_in_one_line_what_it_cannot_hold(overrides, words):
 
 def test_a_format_of_another_command_and_a_library_that_is_missing_are_refused(finished, monkeypatch):
     for format in ("terminal", "md"):
-        with pytest.raises(config.ConfigError, match="export writes ctranslate2, safetensors, marian"):
+        with pytest.raises(schema.ConfigError, match="export writes ctranslate2, safetensors, marian"):
             export.main(config.compose_row(*finished, f"format={format}"))
     monkeypatch.setattr(export, "find_spec", lambda name: None)
-    with pytest.raises(config.ConfigError, match="pip install 'aiayn") as refused:
+    with pytest.raises(schema.ConfigError, match="pip install 'aiayn") as refused:
         export.main(config.compose_row(*finished, "format=marian"))
     assert cli.explained(refused.value)[0] == 2

@@ -6,61 +6,51 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from aiayn import config, jobs, storage
-
-# What may change under a run without changing its numbers; a new key belongs here or into jobs.MEANING.
-FREE = ("hardware", "wandb", "paper", "output", "prepared", "split", "average", "format")
+from aiayn import config, jobs, schema, storage
 
 
-def changed(run: config.Config, key: str) -> config.Config:
-    """The run with another value of the same kind at a dotted key."""
+def changed(run: schema.Config, key: str) -> schema.Config:
+    """The run with another value, inside its range, at a dotted key."""
     section, _, name = key.rpartition(".")
     part = getattr(run, section) if section else run
-    value = getattr(part, name)
-    if isinstance(value, bool):
+    value, meta = next((value, meta) for found, value, meta in schema.leaves(run) if found == key)
+    if "choices" in meta:
+        value = next(choice for choice in meta["choices"] if choice != value)
+    elif isinstance(value, bool):
         value = not value
+    elif key == "paper.ppl":
+        value = 2.0
+    elif meta.get("below") == 1 or ("high" in meta and isinstance(value, float)):
+        value = 0.5 if value != 0.5 else 0.25
     elif isinstance(value, int | float):
-        value = value * 2 + 1
+        value = value + 2
+    elif value is None:
+        value = 1 if key.startswith("paper") else "x"
     else:
-        value = f"{value or ''}x"
+        value = f"{value}x"
     part = dataclasses.replace(part, **{name: value})
     return dataclasses.replace(run, **{section: part}) if section else part
 
 
-KEYS = [key for key, _, _ in config._leaves(config.Config())]
-MEANING = [key for key in KEYS if key.partition(".")[0] in jobs.MEANING and key not in config.HARMLESS]
-
-
-def hold(folder_of: config.Config, content: config.Config) -> Path:
+def hold(folder_of: schema.Config, content: schema.Config) -> Path:
     """Makes the folder of one run hold another."""
     folder = config.run_folder(folder_of)
     storage.write_text(folder / "config.yaml", config.to_yaml(content))
     return folder
 
 
-def test_every_key_either_belongs_to_the_meaning_of_a_run_or_is_free():
-    assert {key.partition(".")[0] for key in KEYS} == set(jobs.MEANING) | set(FREE)
-    assert set(config.HARMLESS) < set(KEYS)
-
-
-@pytest.mark.parametrize("key", [key for key in MEANING if key != "experiment"])
+@pytest.mark.parametrize("key", sorted(schema.MEANING - {"experiment"}))
 def test_a_folder_with_another_meaning_is_refused_naming_key_old_and_new_value(toy_run, key):
     other = changed(toy_run, key)
-    if key == "data.max_length":
-        other = dataclasses.replace(toy_run, data=dataclasses.replace(toy_run.data, max_length=11))
-    elif key.endswith(("dropout", "smoothing", "beta1", "beta2", "epsilon")):
-        section, name = key.split(".")
-        other = dataclasses.replace(toy_run, **{section: dataclasses.replace(getattr(toy_run, section), **{name: 0.5})})
-    elif key == "model.d_model":
-        other = dataclasses.replace(toy_run, model=dataclasses.replace(toy_run.model, d_model=18))
     folder = hold(toy_run, other)
     section, _, name = key.rpartition(".")
     old, new = (getattr(getattr(run, section) if section else run, name) for run in (other, toy_run))
-    with pytest.raises(config.ConfigError) as caught:
+    with pytest.raises(schema.ConfigError) as caught:
         jobs.check(toy_run)
     message = str(caught.value)
     assert f"{key}={new}:" in message
@@ -73,18 +63,17 @@ def test_the_same_meaning_is_not_refused(toy_run):  # control
     jobs.check(toy_run)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [*config.HARMLESS, "hardware.threads", "hardware.devices", "hardware.tokens_per_micro_batch", "wandb.project"],
-)
+@pytest.mark.parametrize("key", sorted(schema.HARMLESS - {"output"}))
 def test_a_harmless_change_is_allowed(toy_run, key):
-    hold(toy_run, changed(toy_run, key))
+    other = changed(toy_run, key)
+    assert other != toy_run
+    hold(toy_run, other)
     jobs.check(toy_run)
 
 
 def test_text_that_is_not_there_is_refused_before_a_folder_is_made(toy_run, tmp_path):
     gone = dataclasses.replace(toy_run, data=dataclasses.replace(toy_run.data, dev_target=f"{tmp_path}/gone"))
-    with pytest.raises(config.ConfigError, match=r"data\.dev_target=.*gone.*no such file"):
+    with pytest.raises(schema.ConfigError, match=r"data\.dev_target=.*gone.*no such file"):
         jobs.check(gone)
     assert list(tmp_path.iterdir()) == []
 
@@ -111,22 +100,26 @@ def test_a_worker_sees_nothing_of_somebody_elses_group_of_ranks(toy_run, echo, m
         monkeypatch.setenv(key, "5")
     monkeypatch.setenv("MINE", "kept")
     run = dataclasses.replace(toy_run, hardware=dataclasses.replace(toy_run.hardware, threads=3))
-    assert jobs.start(run, None).process.wait() == 0
+    assert jobs.start(run, None, ExitStack()).ranks[0].wait() == 0
     arguments, environment = echo()
     assert not set(jobs.FOREIGN) & set(environment)
     assert {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= set(jobs.FOREIGN)
     assert (environment["MINE"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("kept", "3", "3")
     assert environment["AIAYN_PARENT"] == str(os.getpid())
-    assert arguments == ["-m", "aiayn.train", str(config.run_folder(run))]
+    assert arguments == ["-m", "aiayn.worker", str(config.run_folder(run))]
 
 
-def test_several_devices_are_started_by_torchrun(toy_run, echo):
+def test_each_device_has_a_process_that_knows_its_rank_and_where_to_meet(toy_run, echo, tmp_path):
     run = dataclasses.replace(toy_run, hardware=dataclasses.replace(toy_run.hardware, devices=3))
-    jobs.start(run, None).process.wait()
-    arguments, _ = echo()
-    assert arguments[:2] == ["-m", "torch.distributed.run"]
-    assert "--nproc-per-node=3" in arguments
-    assert arguments[-3:] == ["-m", "aiayn.train", str(config.run_folder(run))]
+    (tmp_path / "python").write_text(f"#!/bin/sh\nenv > {tmp_path}/rank$RANK\n")
+    job = jobs.start(run, None, ExitStack())
+    assert jobs.close(job) == jobs.DONE
+    seen = [
+        dict(line.split("=", 1) for line in (tmp_path / f"rank{rank}").read_text().splitlines()) for rank in range(3)
+    ]
+    assert [found["LOCAL_RANK"] for found in seen] == ["0", "1", "2"]
+    assert {found["WORLD_SIZE"] for found in seen} == {"3"}
+    assert len({(found["MASTER_ADDR"], found["MASTER_PORT"]) for found in seen}) == 1
 
 
 @pytest.mark.usefixtures("echo")
@@ -134,14 +127,16 @@ def test_a_start_leaves_the_config_appends_to_the_log_and_forgets_the_last_failu
     folder = config.run_folder(toy_run)
     jobs.fail(folder, 3, "before")
     for _ in range(2):
-        jobs.start(toy_run, folder / "worker.log").process.wait()
+        jobs.start(toy_run, folder / "worker.log", ExitStack()).ranks[0].wait()
     assert not (folder / "failure.json").exists()
     assert config.read(folder / "config.yaml") == toy_run
     assert (folder / "worker.log").read_text() == "hello\nhello\n"
 
 
-def worker(toy_run: config.Config, folder: Path, code: str) -> jobs.Job:
-    return jobs.Job(toy_run, folder, subprocess.Popen([sys.executable, "-c", f"import os, sys, signal\n{code}"]))
+def worker(toy_run: schema.Config, folder: Path, *codes: str) -> jobs.Job:
+    """A job with a process for each piece of code."""
+    ranks = [subprocess.Popen([sys.executable, "-S", "-c", f"import os, sys, signal, time\n{code}"]) for code in codes]
+    return jobs.Job(toy_run, folder, ranks, ExitStack())
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT"])
@@ -154,7 +149,7 @@ def test_a_killed_worker_leaves_a_failure_naming_the_signal(toy_run, tmp_path, n
     assert failure["log"] == str(tmp_path / "worker.log")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_a_worker_asked_to_stop_before_it_could_answer_is_interrupted_and_not_failed(toy_run, tmp_path, name):
     job = worker(
         toy_run, tmp_path, f"signal.signal(signal.{name}, signal.SIG_DFL); os.kill(os.getpid(), signal.{name})"
@@ -180,30 +175,148 @@ def test_a_run_that_is_done_or_can_go_on_leaves_no_failure(toy_run, tmp_path, co
     assert not (tmp_path / "failure.json").exists()
 
 
-def test_a_signal_is_handed_on_to_the_worker_and_the_handlers_are_put_back(toy_run, tmp_path):
-    ready = tmp_path / "ready"
-    job = worker(
-        toy_run,
-        tmp_path,
-        "import time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
-        f"open({str(ready)!r}, 'w').close()\nwhile True: time.sleep(0.01)",
+def until_ended(job: jobs.Job) -> int:
+    deadline = time.monotonic() + 30
+    while not job.ended():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return jobs.close(job)
+
+
+HANGS = "time.sleep(99)"
+
+
+def test_when_a_rank_is_killed_the_others_end_too_and_the_first_death_is_the_cause(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.3)
+    job = worker(toy_run, tmp_path, HANGS, "os.kill(os.getpid(), signal.SIGKILL)", HANGS)
+    assert until_ended(job) == 137
+    assert jobs.failure(tmp_path)["cause"] == "rank 1 was killed by SIGKILL"
+    assert [rank.returncode for rank in job.ranks] == [-9] * 3
+
+
+def test_a_rank_that_only_lost_its_peer_does_not_outweigh_its_death(toy_run, tmp_path):
+    jobs.fail(tmp_path, jobs.FAILED, "connection closed by peer")
+    job = worker(toy_run, tmp_path, "sys.exit(1)", "os.kill(os.getpid(), signal.SIGSEGV)")
+    for rank in job.ranks:  # both before this process looks
+        rank.wait()
+    assert until_ended(job) == 139
+    assert jobs.failure(tmp_path)["cause"] == "rank 1 was killed by SIGSEGV"
+
+
+def test_the_word_of_the_rank_that_failed_stands(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.3)
+    jobs.fail(tmp_path, jobs.NON_FINITE, "the loss is NaN")
+    assert until_ended(worker(toy_run, tmp_path, "sys.exit(3)", HANGS)) == jobs.NON_FINITE
+    assert jobs.failure(tmp_path)["cause"] == "the loss is NaN"
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [((0, 0), jobs.DONE), ((75, 75), jobs.INTERRUPTED), ((75, 0), jobs.INTERRUPTED), ((7, 7), 7), ((0, 1), 1)],
+)
+def test_the_code_of_the_whole_is_the_worst_of_its_ranks(toy_run, tmp_path, codes, expected):
+    assert until_ended(worker(toy_run, tmp_path, *(f"sys.exit({code})" for code in codes))) == expected
+    assert (tmp_path / "failure.json").exists() == (expected not in (jobs.DONE, jobs.INTERRUPTED))
+
+
+def test_a_rank_that_works_on_when_the_other_is_done_is_left_alone(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.05)
+    assert until_ended(worker(toy_run, tmp_path, "time.sleep(0.5)", "")) == jobs.DONE
+
+
+def test_a_worker_that_hangs_is_ended_whatever_it_does_about_it(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.3)
+    deaf = f"signal.signal(signal.SIGABRT, signal.SIG_IGN)\nopen({str(tmp_path / 'ready')!r}, 'w')\n{HANGS}"
+    job = worker(toy_run, tmp_path, deaf)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    job.abort("no sign of life")
+    assert until_ended(job) == jobs.FAILED
+    assert jobs.failure(tmp_path)["cause"] == "no sign of life"
+
+
+def test_a_signal_is_handed_on_once_to_every_rank(toy_run, tmp_path):
+    answers = (
+        f"import pathlib\nheard = pathlib.Path({str(tmp_path)!r})\nme = str(os.getpid())\n"
+        "def stop(*_): (heard / f'heard{me}').write_text((heard / f'heard{me}').read_text() + 'x')\n"
+        "(heard / f'heard{me}').write_text('')\nsignal.signal(signal.SIGUSR1, stop)\n"
+        "(heard / f'ready{me}').write_text('')\ntime.sleep(0.3)\nsys.exit(75)"
     )
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with jobs.handing_on({"": job}) as stop:
-        while not ready.exists():
-            time.sleep(0.01)
-        assert not stop.asked
-        os.kill(os.getpid(), signal.SIGINT)
-        assert jobs.close(job) == jobs.INTERRUPTED
-        assert stop.asked
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    job = worker(toy_run, tmp_path, answers, answers)
+    while len(list(tmp_path.glob("ready*"))) < 2:
+        time.sleep(0.01)
+    for _ in range(3):
+        job.stop("SIGUSR1")
+        time.sleep(0.02)
+    assert until_ended(job) == jobs.INTERRUPTED
+    assert [path.read_text() for path in tmp_path.glob("heard*")] == ["x", "x"]
 
 
-def test_a_finished_run_starts_no_worker(toy_run, result_of, monkeypatch, capsys):
+def test_a_disk_that_takes_no_last_word_still_gets_the_code_and_the_cause_to_the_terminal(tmp_path, capsys):
+    (tmp_path / "failure.json").mkdir()  # as unwritable for root as for anyone
+    assert jobs.fail(tmp_path, jobs.STORAGE, "no space") == jobs.STORAGE
+    assert "aiayn: no space; cannot write" in capsys.readouterr().err
+
+
+def test_a_folder_that_another_command_has_is_refused_naming_it_and_left_alone(toy_run):
+    folder = config.run_folder(toy_run)
+    jobs.fail(folder, 3, "before")
+    with jobs.claim(toy_run), pytest.raises(storage.InUse, match=f"in use by process {os.getpid()} on "):
+        jobs.run_here(toy_run)
+    assert jobs.failure(folder)["cause"] == "before"
+    assert not (folder / "config.yaml").exists()
+    with jobs.claim(toy_run):  # control: it is free again
+        pass
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"seed: 1", b"\xff", b"a: &a [1]\nb: *a", b"x: !!python/object/apply:os.system [true]", b"{" * 999],
+)
+def test_a_damaged_config_is_one_line_that_names_the_file(toy_run, content):
+    path = config.run_folder(toy_run) / "config.yaml"
+    storage.write_bytes(path, content)
+    with pytest.raises(schema.ConfigError, match=r"config\.yaml is damaged: .*; delete that folder") as caught:
+        jobs.check(toy_run)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_that_looks_into_the_environment_is_refused(toy_run, monkeypatch):
+    monkeypatch.setenv("SECRET", "s3ntinel")
+    path = config.run_folder(toy_run) / "config.yaml"
+    text = config.to_yaml(toy_run)
+    storage.write_text(path, text.replace("project: aiayn", "project: ${oc.env:SECRET}"))
+    with pytest.raises(schema.ConfigError, match="it holds an interpolation"):
+        jobs.check(toy_run)
+
+
+def test_other_text_under_the_same_name_is_another_run(tmp_path):
+    jobs.check_data(tmp_path, "a" * 64)
+    jobs.check_data(tmp_path, "a" * 64)
+    with pytest.raises(schema.ConfigError, match="was begun on data with SHA-256 aaaaaaaaaaaa, now it is bbbbbbbbbbbb"):
+        jobs.check_data(tmp_path, "b" * 64)
+
+
+@pytest.mark.parametrize("key", ["experiment", "seed", "data", "model.dropout", "decoding.beam_size"])
+def test_a_result_of_another_run_finishes_nothing(toy_run, result_of, key):
+    made = result_of(toy_run)
+    path = config.run_folder(toy_run) / "result.json"
+    storage.write_json(path, made)
+    assert jobs.is_finished(toy_run)
+    section, _, name = key.rpartition(".")
+    part = made["config"][section] if section else made
+    part[name] = {"experiment": "big", "seed": 2, "data": "other"}.get(key, 0.75)
+    storage.write_json(path, made)
+    assert not jobs.is_finished(toy_run)
+
+
+def test_a_finished_run_starts_no_worker_and_writes_nothing(toy_run, result_of, monkeypatch, capsys, tmp_path):
     storage.write_json(config.run_folder(toy_run) / "result.json", result_of(toy_run))
     monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("a worker was started"))
+    before = sorted(tmp_path.rglob("*"))
     assert jobs.run_here(toy_run) == jobs.DONE
     assert "nothing to do" in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("content", ['{"schema": 1', "{}", "[]", ""])
@@ -231,7 +344,8 @@ def ends(process: int, seconds: float) -> bool:
 @pytest.mark.parametrize("bound", [True, False])  # control: a worker that does not ask for it lives on
 def test_a_worker_dies_with_a_parent_that_is_killed(tmp_path, bound):
     child = (
-        f"import time; from aiayn import jobs; {bound} and jobs.die_with_parent(); print(1, flush=True); time.sleep(99)"
+        f"import time; from aiayn import signals; {bound} and signals.die_with_parent(); "
+        "print(1, flush=True); time.sleep(99)"
     )
     parent = (
         "import os, subprocess, sys\n"
@@ -254,24 +368,29 @@ def test_a_worker_dies_with_a_parent_that_is_killed(tmp_path, bound):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 def test_a_worker_whose_parent_died_before_it_could_ask_ends_at_once():
-    code = "from aiayn import jobs; jobs.die_with_parent(); print('lives')"
+    code = "from aiayn import signals; signals.die_with_parent(); print('lives')"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "AIAYN_PARENT": "1"}, capture_output=True)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
-def test_kill_9_of_the_command_leaves_no_worker_behind(toy, tmp_path):
-    arguments = ["train", *toy, "training.max_steps=1000000", "training.checkpoint_every=1000000"]
+def test_kill_9_of_the_command_leaves_no_rank_behind(toy, tmp_path):
+    arguments = [
+        "train",
+        *toy,
+        *("training.max_steps=1000000", "training.checkpoint_every=1000000", "hardware.devices=2"),
+    ]
     folder = config.run_folder(config.compose_row(*arguments[1:]))
     command = subprocess.Popen([sys.executable, "-m", "aiayn", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not (folder / "metrics.jsonl").exists():
+    while not (folder / "metrics.jsonl").exists() or (folder / "metrics.jsonl").stat().st_size == 0:
         assert command.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    worker = int((folder / ".lock").read_text().split()[1])
-    assert worker != command.pid
-    assert is_alive(worker)
+    workers = {int((folder / lock).read_text().split()[1]) for lock in (".lock", ".lock1")}
+    assert len(workers - {command.pid}) == 2
+    assert all(map(is_alive, workers))
+    assert str(command.pid) in (folder / ".claim").read_text().split()
     command.kill()
     command.wait()
-    assert ends(worker, 10)
+    assert all(ends(worker, 10) for worker in workers)

@@ -6,19 +6,22 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiayn import config, jobs, launcher, storage
+from aiayn import config, jobs, launcher, schema, storage
+from aiayn.results import read_runs, table
 
 
 class Worker:
     """Stands for a worker process: it ends with `code` after it was asked `polls` times."""
 
-    def __init__(self, code: int, polls: int = 2) -> None:
+    def __init__(self, code: int, polls: int = 5) -> None:
         self.code, self.polls, self.signals = code, polls, []
 
     def poll(self):
@@ -32,21 +35,25 @@ class Worker:
         self.signals.append(number)
         self.code = jobs.INTERRUPTED
 
+    @property
+    def returncode(self):
+        return self.code if self.polls <= 0 else None
+
 
 @pytest.fixture
 def started(monkeypatch):
     """The runs that a sweep started, in order, each with how many were at work by then; no process is started."""
     begun, codes, workers = [], {}, []
 
-    def start(run, log):
+    def start(run, log, held):
         at_work = sum(worker.polls > 0 for worker in workers) + 1
         begun.append((run, at_work))
         folder = config.run_folder(run)
-        folder.mkdir(parents=True)
+        storage.write_text(log, "")
         workers.append(Worker(codes.get(run.seed, jobs.DONE)))
         if codes.get(run.seed, jobs.DONE) == jobs.NON_FINITE:
             jobs.fail(folder, jobs.NON_FINITE, "the loss is NaN")
-        return jobs.Job(run, folder, workers[-1])
+        return jobs.Job(run, folder, [workers[-1]], held)
 
     monkeypatch.setattr(jobs, "start", start)
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0)
@@ -63,9 +70,9 @@ def runs(tmp_path):
 
 @pytest.mark.parametrize("at_once", [1, 2, 5])
 def test_the_longest_run_starts_first_and_no_more_than_there_is_room_for_are_at_work(runs, started, at_once):
-    assert launcher.Sweep(runs, at_once).work_through() == jobs.DONE
+    assert launcher.Sweep(runs, at_once, 60).work_through() == jobs.DONE
     begun = [run for run, _ in started()]
-    assert sorted(run.experiment for run in begun) == sorted(config.ROWS)
+    assert sorted(run.experiment for run in begun) == sorted(schema.ROWS)
     sizes = [launcher.work(run) for run in begun]
     assert sizes == sorted(sizes, reverse=True)
     assert begun[0].experiment == "big"
@@ -86,7 +93,7 @@ def test_work_grows_with_every_size_that_a_row_changes(runs):
 
 def test_a_run_that_stands_twice_in_a_sweep_is_trained_once(runs, started):
     again = dataclasses.replace(runs[0], hardware=dataclasses.replace(runs[0].hardware, threads=2))
-    assert launcher.Sweep([*runs[:3], runs[1], again], 4).work_through() == jobs.DONE
+    assert launcher.Sweep([*runs[:3], runs[1], again], 4, 60).work_through() == jobs.DONE
     assert len(started()) == 3
 
 
@@ -94,7 +101,7 @@ def test_a_run_that_stands_twice_in_a_sweep_is_trained_once(runs, started):
 def test_a_failed_run_stops_nobody_and_is_named_with_its_cause_and_its_log(runs, started, capsys, failing):
     seeds = [dataclasses.replace(runs[0], seed=seed) for seed in (1, 2, 3)]
     started.codes[failing] = jobs.NON_FINITE
-    assert launcher.Sweep(seeds, 1).work_through() == jobs.FAILED
+    assert launcher.Sweep(seeds, 1, 60).work_through() == jobs.FAILED
     assert len(started()) == 3
     printed = capsys.readouterr().out
     (line,) = (line for line in printed.splitlines() if "failed  " in line)
@@ -113,7 +120,7 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, mo
 
     monkeypatch.setattr(Worker, "poll", signalled)
     before = signal.getsignal(signal.SIGTERM)
-    assert launcher.Sweep(runs, 2).work_through() == jobs.INTERRUPTED
+    assert launcher.Sweep(runs, 2, 60).work_through() == jobs.INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
     assert len(started()) == 2
     assert all(worker.signals == [signal.SIGTERM] for worker in started.workers)
@@ -122,8 +129,8 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, mo
 def test_finished_runs_are_not_started_again(runs, started, result_of):
     for run in runs[:17]:
         storage.write_json(config.run_folder(run) / "result.json", result_of(run))
-    assert launcher.Sweep(runs, 2).work_through() == jobs.DONE
-    assert {run.experiment for run, _ in started()} == set(config.ROWS[17:])
+    assert launcher.Sweep(runs, 2, 60).work_through() == jobs.DONE
+    assert {run.experiment for run, _ in started()} == set(schema.ROWS[17:])
 
 
 def test_there_is_room_for_as_many_runs_as_their_threads_fit_the_cores(monkeypatch):
@@ -141,6 +148,194 @@ def test_the_last_recorded_update_is_found_behind_a_torn_line(tmp_path_factory, 
     lines = b"".join(b'{"step": %d, "train/loss": 1.0}\n' % step for step in range(1, last + 1))
     (folder / "metrics.jsonl").write_bytes(lines + torn)
     assert launcher.last_step(folder) == last
+
+
+# With real processes that stand for workers
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Makes a shell script the worker of every run: it notes that it was started, then does what its seed says."""
+
+    def write(behaviour: dict[int, str]) -> None:
+        cases = "".join(f"*seed{seed}) {act} ;;\n" for seed, act in behaviour.items())
+        python = tmp_path / "python"
+        storage.write_text(
+            python, f'#!/bin/sh\nhere={tmp_path}\necho "$3" >> $here/started\necho hello\ncase $3 in\n{cases}esac\n'
+        )
+        python.chmod(0o755)
+        monkeypatch.setattr(jobs.sys, "executable", str(python))
+
+    return write
+
+
+@pytest.fixture
+def seeds(runs, result_of, tmp_path):
+    """Eight runs of base, and beside them the result that each would write."""
+    found = [dataclasses.replace(runs[0], seed=seed) for seed in range(1, 9)]
+    for run in found:
+        storage.write_json(tmp_path / f"result{run.seed}.json", result_of(run))
+    return found
+
+
+def begun(tmp_path: Path) -> list[int]:
+    """The seeds of the workers that were started, in order."""
+    return [int(line.rpartition("seed")[2]) for line in (tmp_path / "started").read_text().splitlines()]
+
+
+DONE = "cp $here/result${3##*seed}.json $3/result.json"
+BAD = {
+    2: ("echo 'Traceback: it raised' >&2; exit 1", "the worker ended with exit code 1"),
+    3: (
+        'echo \'{"exit_code": 3, "cause": "the loss is NaN"}\' > $3/failure.json; exit 3',
+        "the loss is NaN (exit code 3)",
+    ),
+    4: ("exit 9", "the worker ended with exit code 9"),
+    5: ("kill -SEGV $$", "killed by SIGSEGV"),
+    6: ("kill -KILL $$", "killed by SIGKILL"),
+    7: ("trap '' ABRT TERM; while true; do sleep 0.1; done", "no sign of life for 0.01 minutes: killed"),
+}
+
+
+def test_rows_that_raise_go_nan_exit_crash_are_killed_or_hang_stop_nobody_and_a_rerun_does_only_those(
+    seeds, script, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.2)
+    script({1: DONE, **{seed: act for seed, (act, _) in BAD.items()}, 8: DONE})
+    assert launcher.Sweep(seeds, 3, 0.6).work_through() == jobs.FAILED
+    assert sorted(begun(tmp_path)) == list(range(1, 9))
+    printed = capsys.readouterr().out
+    assert "6 of 8 runs failed" in printed
+    assert len(re.findall(r"seed [18]  finished", printed)) == 2
+    (line,) = table(config.rows(), read_runs(config.sweep_folder(seeds[0])), seeds[0].scale, "tiny").lines[:1]
+    notes = {name: detail for name, status, detail in line.notes if status == "failed"}
+    for seed, (_, cause) in BAD.items():
+        (row,) = (row for row in printed.splitlines() if f"seed {seed}  failed" in row)
+        log = config.run_folder(seeds[seed - 1]) / "worker.log"
+        assert cause in row
+        assert str(log) in row
+        assert "hello" in log.read_text()
+        assert cause in notes[f"base seed {seed}"]
+        assert str(log) in notes[f"base seed {seed}"]
+    # Again, when nothing is wrong any more
+    finished = [config.run_folder(seeds[number]) / "result.json" for number in (0, 7)]
+    before = [path.stat().st_mtime_ns for path in finished]
+    script(dict.fromkeys(range(1, 9), DONE))
+    assert launcher.Sweep(seeds, 3, 60).work_through() == jobs.DONE
+    assert sorted(begun(tmp_path)[8:]) == [2, 3, 4, 5, 6, 7]
+    assert [path.stat().st_mtime_ns for path in finished] == before
+    assert launcher.Sweep(seeds, 3, 60).work_through() == jobs.DONE
+    assert len(begun(tmp_path)) == 14
+
+
+def test_a_row_whose_folder_holds_another_run_is_stale_and_only_that_row(seeds, script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.02)
+    script(dict.fromkeys(range(1, 9), DONE))
+    stale, damaged = (config.run_folder(run) for run in seeds[1:3])
+    other = dataclasses.replace(seeds[1], model=dataclasses.replace(seeds[1].model, d_ff=7))
+    storage.write_text(stale / "config.yaml", config.to_yaml(other))
+    storage.write_text(damaged / "config.yaml", "[")
+    assert launcher.Sweep(seeds[:4], 2, 60).work_through() == jobs.FAILED
+    assert sorted(begun(tmp_path)) == [1, 4]
+    printed = capsys.readouterr().out
+    assert "seed 2  failed  model.d_ff=2048: " in printed
+    assert "holds a run with model.d_ff=7" in printed
+    assert re.search(r"seed 3  failed  .*config\.yaml is damaged", printed)
+    assert (damaged / "config.yaml").read_text() == "["
+
+
+SWEEP = """
+import dataclasses, sys
+from pathlib import Path
+from aiayn import config, jobs, launcher
+launcher.POLL_SECONDS = 0.02
+sys.executable = {python!r}
+base = dataclasses.replace(config.rows()["base"], output={output!r})
+runs = [dataclasses.replace(base, seed=seed) for seed in range(1, 9)]
+Path({ready!r}).touch()
+while not Path({go!r}).exists(): pass
+sys.exit(launcher.Sweep(runs, 2, 60).work_through())
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path, seeds):
+    """Starts a sweep of the eight runs in a process of its own, which waits for the file `go`."""
+    started = []
+
+    def start() -> subprocess.Popen:
+        names = {name: str(tmp_path / name) for name in ("python", "go")}
+        ready = tmp_path / f"ready{len(started)}"
+        code = SWEEP.format(output=seeds[0].output, ready=str(ready), **names)
+        started.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    def begin() -> None:
+        while len(list(tmp_path.glob("ready*"))) < len(started):
+            assert all(process.poll() is None for process in started)
+            time.sleep(0.01)
+        (tmp_path / "go").touch()
+
+    start.begin = begin
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_without_a_claim_two_sweeps_would_run_rows_twice(seeds, script, sweep, tmp_path, monkeypatch):  # control
+    interpreter = sys.executable
+    script(dict.fromkeys(range(1, 9), f"sleep 0.3; {DONE}"))
+    monkeypatch.setattr(jobs.sys, "executable", interpreter)
+    unclaimed = "import contextlib; jobs.claim = lambda run: contextlib.ExitStack()\n"
+    monkeypatch.setitem(globals(), "SWEEP", SWEEP.replace("base =", f"{unclaimed}base =", 1))
+    sweeps = [sweep(), sweep()]
+    sweep.begin()
+    for process in sweeps:
+        process.communicate(timeout=60)
+    assert len(begun(tmp_path)) > 8
+
+
+@pytest.mark.parametrize("failing", [(), (3, 6)])
+def test_two_sweeps_at_once_run_each_row_exactly_once(seeds, script, sweep, tmp_path, monkeypatch, failing):
+    interpreter = sys.executable
+    script({seed: f"sleep 0.1; {'exit 1' if seed in failing else DONE}" for seed in range(1, 9)})
+    monkeypatch.setattr(jobs.sys, "executable", interpreter)
+    sweeps = [sweep(), sweep()]
+    sweep.begin()
+    for process in sweeps:
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == (jobs.FAILED if failing else jobs.DONE), printed
+        assert len(re.findall(r"^\[\d/8\] base", printed, re.MULTILINE)) == 8
+        assert len(re.findall("failed  the worker ended", printed)) == len(failing)
+    assert sorted(begun(tmp_path)) == list(range(1, 9))
+
+
+def test_a_sweep_takes_over_the_rows_of_one_that_is_killed(seeds, script, sweep, tmp_path, monkeypatch):
+    """The workers of the first hang; they die with it, as real ones do, and the second sweep runs their rows again."""
+    interpreter = sys.executable
+    code = "from aiayn import signals; signals.die_with_parent()\nwhile 1: pass"
+    hang = f'[ -e $here/second ] || exec {interpreter} -c "{code}"'
+    script(dict.fromkeys(range(1, 9), f"{hang}; {DONE}"))
+    monkeypatch.setattr(jobs.sys, "executable", interpreter)
+    first = sweep()
+    sweep.begin()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "started").exists() or len(begun(tmp_path)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (tmp_path / "second").touch()
+    second = sweep()
+    while len(begun(tmp_path)) < 8:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len(set(begun(tmp_path))) == 8  # the two that the first has are left to it
+    first.kill()
+    printed, _ = second.communicate(timeout=60)
+    assert second.returncode == jobs.DONE, printed
+    taken_over = begun(tmp_path)[:2]
+    assert sorted(begun(tmp_path)) == sorted([*range(1, 9), *taken_over])
 
 
 # With real workers

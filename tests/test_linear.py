@@ -21,6 +21,8 @@ def test_the_layer_and_its_gradients_are_torch_s(shape: tuple[int, ...], outputs
     torch.testing.assert_close(ours, theirs)
     for a, b in zip(*(torch.autograd.grad(y, inputs, gradient) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), theirs)
     # Control: another bias is noticed
     assert not torch.allclose(product(x, layer.weight, layer.bias + 1e-3), theirs)
 
@@ -40,7 +42,10 @@ def test_autocast_reaches_the_products() -> None:
 
 
 def test_many_numbers_of_tokens_share_few_numbers_of_rows() -> None:
-    assert [static_rows(tokens) for tokens in (1, 64, 65, 1023, 1025, 2049)] == [64, 64, 128, 1024, 1152, 2304]
+    assert [static_rows(n) for n in (1, 3, 33, 64, 65, 1023, 1025, 2049)] == [1, 4, 64, 64, 128, 1024, 1152, 2304]
     rows = {tokens: static_rows(tokens) for tokens in range(1, 30001)}
-    assert all(tokens <= some <= tokens + max(63, tokens / 8) and some % 64 == 0 for tokens, some in rows.items())
-    assert len(set(rows.values())) < 70
+    assert all(
+        tokens <= some <= tokens + max(63, tokens / 8) and (some <= 64 or some % 64 == 0)
+        for tokens, some in rows.items()
+    )
+    assert len(set(rows.values())) < 80

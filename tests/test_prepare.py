@@ -76,6 +76,15 @@ def test_pairs_that_cannot_be_learned_from_are_dropped_and_counted_by_reason(run
     assert "train: 4001 lines, 3998 pairs kept, dropped: 1 empty, 1 invalid UTF-8, 1 too long" in printed
 
 
+def test_what_the_dev_set_has_that_training_had_not_is_counted_and_printed(run, tmp_path, capsys):
+    path = tmp_path / "dev.source"
+    path.write_text(Path(run.data.dev_source).read_text().replace("1", "ж", 3))
+    prepare.main(with_files(run, dev_source=str(path)))
+    printed = capsys.readouterr().out
+    assert "dev: 41 lines, 41 pairs kept, dropped: none; unseen characters: 3 source, 0 target\n" in printed
+    assert "test: 43 lines, 43 pairs kept, dropped: none; unseen characters: 0 source, 0 target\n" in printed
+
+
 @pytest.mark.parametrize(("split", "side"), SIDES)
 def test_a_missing_file_is_named_with_its_key(run, tmp_path, split, side):
     key = f"{split}_{side}"

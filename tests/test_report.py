@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from aiayn import config, results
-from aiayn.config import ROWS, Config, Scale
 from aiayn.report import render, row_line
 from aiayn.results import Run, Table
+from aiayn.schema import ROWS, Config, Scale
 
 FORMATS = ("terminal", "md", "csv", "latex")
 HOSTILE = (
@@ -189,7 +189,7 @@ def test_missing_failed_half_done_and_stale_rows_appear_as_such_with_their_cause
         assert status not in lines["base"]
     assert "loss is not finite at update 17 (exit code 3)" in text
     assert f"5 of {round(100_000 * scale('mini').steps):,} steps" in text
-    assert "scale.width was 0.25, is 0.1875" in text
+    assert "model.d_model was 128, is 96, and 13 more: delete its folder" in text
     if form != "csv":
         assert "16 of 20 rows finished" in text
 

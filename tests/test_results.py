@@ -57,7 +57,7 @@ def test_a_sweep_that_was_never_begun_has_no_runs(sweep: Path) -> None:
 def test_a_half_done_run_tells_its_last_whole_update(sweep: Path) -> None:
     metrics = sweep / "c_n2" / "seed3" / "metrics.jsonl"
     for step in (1, 2, 3):
-        storage.append_line(metrics, json.dumps({"step": step, "train/loss": 5.0}))
+        storage.append_lines(metrics, [json.dumps({"step": step, "train/loss": 5.0})])
     with metrics.open("ab") as file:
         file.write(b'{"step": 4, "train/lo')
     (run,) = read_runs(sweep)
@@ -230,7 +230,7 @@ def test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted(swe
 
 
 def test_a_half_done_run_is_measured_against_the_steps_of_its_scale(sweep: Path) -> None:
-    storage.append_line(sweep / "big" / "seed1" / "metrics.jsonl", '{"step": 1234}')
+    storage.append_lines(sweep / "big" / "seed1" / "metrics.jsonl", ['{"step": 1234}'])
     made = table(config.rows(), read_runs(sweep), MINI, "tiny")
     assert made.notes[0] == ("big seed 1", "half-done", f"1,234 of {round(300_000 * MINI.steps):,} steps")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from aiayn import config, rivals
+from aiayn import config, rivals, schema
 from aiayn.batching import gather
 from aiayn.contest import endless, synthetic_pairs
 from aiayn.loss import label_smoothed_cross_entropy
@@ -18,7 +18,7 @@ INSTALLED = {"torch.nn": "torch", "Marian": "transformers", "CTranslate2": "ctra
 
 
 @pytest.fixture
-def run() -> config.Config:
+def run() -> schema.Config:
     sizes = ["model.d_model=38", "model.d_ff=43", "model.num_heads=2", "model.d_k=19", "model.d_v=19", "scale=paper"]
     return config.compose_row(*sizes, "model.num_layers=2", f"data.vocab_size={VOCABULARY}", "bench.mean_length=7")
 
@@ -82,5 +82,5 @@ def test_every_search_finds_the_same_outputs_of_the_same_length(model, beam_size
 
 def test_a_row_that_a_rival_cannot_hold_is_refused(model):
     model.encoder[0].self_attention.d_k = 20
-    with pytest.raises(config.ConfigError, match="cannot hold this row"):
+    with pytest.raises(schema.ConfigError, match="cannot hold this row"):
         rivals.trainable(model)

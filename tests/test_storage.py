@@ -4,8 +4,16 @@ import errno
 import hashlib
 import json
 import os
+import re
+import resource
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -41,19 +49,171 @@ def test_a_plain_write_would_have_torn_the_file(tmp_path):  # control of the tes
     assert path.read_text() != "first"
 
 
+# What another process does: everything that this module can do to a folder, in which it dies at the point it is given
+PROCESS = """
+import os, signal, sys
+from pathlib import Path
+from aiayn import storage
+folder = Path(sys.argv[1])
+def kill(point, path):
+    if point == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+storage.fault = kill
+with storage.lock(folder / "lock", wait=False):
+    storage.remove_unfinished(folder)
+    storage.write_bytes(folder / "file", b"new" * 33333)
+    storage.append_lines(folder / "lines", ["new line"])
+    storage.remove(folder / "old")
+"""
+OLD, NEW = b"old", b"new" * 33333
+# What lies in the folder after a kill at each point: the file, the lines, and whether `old` is still there
+CRASHES = {
+    "locked": (OLD, ["old line"], True),
+    "opened": (OLD, ["old line"], True),
+    "written": (OLD, ["old line"], True),
+    "synced": (OLD, ["old line"], True),
+    "renamed": (NEW, ["old line"], True),
+    "appending": (NEW, ["old line"], True),
+    "appended": (NEW, ["old line", "new line"], True),
+    "removing": (NEW, ["old line", "new line"], True),
+    "removed": (NEW, ["old line", "new line"], False),
+}
+
+
+def test_every_point_has_its_crash_test():
+    assert set(CRASHES) == set(storage.POINTS)
+    calls = re.findall(r'fault\("(\w+)", path\)', Path(storage.__file__).read_text())
+    assert sorted(calls) == sorted(storage.POINTS)
+
+
+def old_folder(folder: Path) -> Path:
+    for name, content in (("file", OLD), ("lines", b"old line\n"), ("old", b"x")):
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def process(folder: Path, point: str) -> int:
+    return subprocess.run([sys.executable, "-c", PROCESS, folder, point], check=False).returncode
+
+
+@pytest.mark.parametrize("point", storage.POINTS)
+def test_a_kill_at_any_point_leaves_the_old_or_the_new_and_the_next_process_goes_on(tmp_path, point):
+    folder = old_folder(tmp_path)
+    assert process(folder, point) == -signal.SIGKILL
+    found = (folder / "file").read_bytes(), storage.read_lines(folder / "lines"), (folder / "old").exists()
+    assert found == CRASHES[point]
+    assert process(folder, "none") == 0  # the dead owner's lock is free
+    assert sorted(path.name for path in folder.iterdir()) == ["file", "lines", "lock"]
+    assert (folder / "file").read_bytes() == NEW
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO])
-def test_a_disk_that_refuses_is_named_and_leaves_the_old_file(tmp_path, monkeypatch, code):
+@pytest.mark.parametrize("point", storage.POINTS)
+def test_a_disk_that_refuses_at_any_point_is_named_and_leaves_the_old_or_the_new(tmp_path, monkeypatch, point, code):
+    folder = old_folder(tmp_path)
+
+    def refuse(reached: str, path: Path) -> None:
+        if reached == point:
+            raise OSError(code, os.strerror(code))
+
+    def work() -> None:
+        with storage.lock(folder / "lock", wait=False):
+            storage.write_bytes(folder / "file", NEW)
+            storage.append_lines(folder / "lines", ["new line"])
+            storage.remove(folder / "old")
+
+    monkeypatch.setattr(storage, "fault", refuse)
+    with pytest.raises(storage.StorageError, match=rf"{folder}/\w+: {os.strerror(code)}") as refused:
+        work()
+    if point in ("written", "synced"):
+        assert f"after {len(NEW)} bytes" in str(refused.value)
+    found = (folder / "file").read_bytes(), storage.read_lines(folder / "lines"), (folder / "old").exists()
+    assert found == CRASHES[point]
+    assert {path.name for path in folder.iterdir()} - {"old"} == {"file", "lines", "lock"}  # nothing half-made
+    monkeypatch.undo()
+    work()
+
+
+def test_a_disk_that_is_full_is_named_with_how_far_it_went(tmp_path):
     path = tmp_path / "file"
     storage.write_text(path, "first")
-
-    def refuse(descriptor: int) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(storage.StorageError, match=rf"{path}.*{os.strerror(code)}"):
-        storage.write_text(path, "second")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (70_001, limit[1]))
+    try:
+        with pytest.raises(storage.StorageError, match=rf"cannot write {path}: File too large after 70001 bytes"):
+            storage.write_bytes(path, bytes(90_001))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert path.read_text() == "first"
-    assert len(list(tmp_path.iterdir())) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(storage.StorageError, match="cannot append to /dev/full: No space left on device"):
+        storage.append_lines(Path("/dev/full"), ["x"])
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "deeper" / "x"
+    for action in (
+        lambda: storage.write_text(inside, "x"),
+        lambda: storage.append_lines(inside, ["x"]),
+        lambda: storage.remove(inside.parent),
+        lambda: storage.lock(inside, wait=False).__enter__(),
+    ):
+        with pytest.raises(storage.StorageError, match=rf"cannot \w+( to)? {tmp_path}/file/deeper.*: \w"):
+            action()
+
+
+def test_a_power_cut_finds_the_bytes_on_the_disk_before_the_name_and_the_name_before_the_call_returns(
+    tmp_path, monkeypatch
+):
+    done = []
+    fsync = os.fsync
+    monkeypatch.setattr(storage, "fault", lambda point, path: done.append(point))
+
+    def flush(descriptor: int) -> None:
+        done.append(f"flush {Path(os.readlink(f'/proc/self/fd/{descriptor}')).relative_to(tmp_path)}")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    storage.write_text(tmp_path / "a" / "b" / "file", "x")
+    temporary = f"flush a/b/.file.{os.getpid()}.tmp"
+    assert done == ["flush .", "flush a", "opened", "written", temporary, "synced", "renamed", "flush a/b"]
+    done.clear()
+    storage.append_lines(tmp_path / "lines", ["x", "y"])
+    assert done == ["appending", "appended", "flush lines"]
+
+
+def test_a_reader_never_sees_half_a_file_however_slow_the_disk(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    storage.write_bytes(path, OLD)
+    monkeypatch.setattr(storage, "fault", lambda point, path: time.sleep(0.01))
+
+    def half(file: BinaryIO) -> None:
+        file.write(NEW[:7])
+        file.flush()
+        time.sleep(0.02)
+        file.write(NEW[7:])
+
+    def seen(write: Callable[[], None]) -> set[bytes]:
+        found = set()
+        writer = threading.Thread(target=write)
+        writer.start()
+        while writer.is_alive():
+            found.add(path.read_bytes())
+        writer.join()
+        return found
+
+    def careful() -> None:
+        with storage.atomic(path) as file:
+            half(file)
+
+    def careless() -> None:
+        with path.open("wb") as file:
+            half(file)
+
+    assert seen(careful) <= {OLD, NEW}
+    assert seen(careless) - {OLD, NEW}  # control
+    assert path.read_bytes() == NEW
 
 
 def test_json_refuses_what_no_other_reader_accepts(tmp_path):
@@ -66,11 +226,11 @@ def test_json_refuses_what_no_other_reader_accepts(tmp_path):
 def test_a_torn_last_line_is_dropped(tmp_path):
     path = tmp_path / "lines"
     assert storage.read_lines(path) == []
-    for line in ("a", "b\u2028c"):
-        storage.append_line(path, line)
+    for lines in (["a"], [], ["b\u2028c", "d"]):
+        storage.append_lines(path, lines)
     with path.open("ab") as file:
         file.write(b'{"step": 3, "tr')
-    assert storage.read_lines(path) == ["a", "b\u2028c"]
+    assert storage.read_lines(path) == ["a", "b\u2028c", "d"]
 
 
 def test_sha256_is_that_of_the_bytes(tmp_path):

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +11,6 @@ import pytest
 import torch
 
 from aiayn import checkpoint, config, jobs, storage, train
-from aiayn.callbacks import Interrupted
 from aiayn.lightning_model import LightningTransformer, NonFinite
 
 
@@ -63,57 +60,6 @@ def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path):
     assert last["dev/ppl"] == pytest.approx(result["dev"]["ppl"], rel=1e-6)
 
 
-def interrupt_after(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
-    """Sends the process SIGTERM in the middle of the given update."""
-    step = LightningTransformer.training_step
-
-    def interrupted(self, batch, index):
-        if batch.number + 1 == update:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, batch, index)
-
-    monkeypatch.setattr(LightningTransformer, "training_step", interrupted)
-
-
-@pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("update", [1, 3, 5])
-def test_a_run_that_was_interrupted_ends_bit_for_bit_like_one_that_was_not(toy_run, tmp_path, monkeypatch, update):
-    whole = trained(toy_run, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, update)
-        with pytest.raises(Interrupted, match=f"SIGTERM after update {update}"):
-            trained(toy_run, tmp_path / "cut")
-    assert not (tmp_path / "cut" / "result.json").exists()
-    cut = trained(toy_run, tmp_path / "cut")
-    assert equal(final_state(cut), final_state(whole))
-    assert rows(cut) == rows(whole)
-    assert (cut / "translations.txt").read_bytes() == (whole / "translations.txt").read_bytes()
-
-
-@pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("forgotten", ["updates_done", "optimizer_states", "randomness"])
-def test_a_resume_that_forgot_anything_would_show(toy_run, tmp_path, monkeypatch, forgotten):  # control
-    whole = trained(toy_run, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 3)
-        with pytest.raises(Interrupted):
-            trained(toy_run, tmp_path / "cut")
-    restore = LightningTransformer.restore
-
-    def forgetful(self, saved):
-        restore(self, saved)
-        if forgotten == "updates_done":
-            self.updates_done = 2
-        elif forgotten == "optimizer_states":
-            self.restored = []
-
-    monkeypatch.setattr(LightningTransformer, "restore", forgetful)
-    if forgotten == "randomness":
-        monkeypatch.setattr("aiayn.lightning_model.randomness_key", lambda *where: 5)
-    cut = trained(toy_run, tmp_path / "cut")
-    assert not equal(final_state(cut), final_state(whole))
-
-
 def test_kill_9_in_the_middle_and_the_same_command_again_give_the_same_run(toy, tmp_path, aiayn):
     arguments = ["train", *toy, "training.max_steps=60"]
     folder = config.run_folder(config.compose_row(*arguments[1:]))
@@ -159,9 +105,13 @@ def test_two_ranks_train_what_one_trains(toy, tmp_path, aiayn):
     """With dropout: a micro-batch has its own randomness, wherever it is computed."""
     states = []
     for devices in (1, 2):
-        run = [*toy, "hardware.precision=64-true", f"hardware.devices={devices}", f"output={tmp_path}/{devices}"]
-        aiayn("train", *run)
-        states.append(final_state(config.run_folder(config.compose_row(*run))))
+        words = [*toy, "hardware.precision=64-true", f"hardware.devices={devices}", f"output={tmp_path}/{devices}"]
+        run = config.compose_row(*words)
+        if devices == 1:
+            trained(run, config.run_folder(run))
+        else:
+            aiayn("train", *words)
+        states.append(final_state(config.run_folder(run)))
     one, two = (state["state_dict"] for state in states)
     assert len(one) > 10
     for name, weight in one.items():
@@ -189,7 +139,10 @@ def test_the_number_of_micro_batches_does_not_change_the_gradient(toy_run, tmp_p
             assert float((weight - weights[tokens][name]).abs().max()) < 1e-8, (tokens, name)
 
 
-def test_one_worker_a_folder(toy_run, tmp_path, capfd):
+@pytest.mark.parametrize("rank", ["", "0"], ids=["alone", "rank 0 of several"])
+def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
+    if rank:
+        monkeypatch.setenv("RANK", rank)
     folder = tmp_path / "run"
     storage.write_text(folder / "config.yaml", config.to_yaml(toy_run))
     with storage.lock(folder / ".lock", wait=False):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import random
 from itertools import accumulate, chain
 
 import pytest
@@ -373,3 +374,24 @@ def test_the_rows_of_table_3_have_the_paper_s_millions_of_parameters(
     assert round(count / 1e6) == paper
     # The released code has 32 more vectors, for the "target space", which the paper does not have
     assert round((count + 32 * model.d_model) / 1e6, 2) == released
+
+
+def test_in_bfloat16_loss_and_gradients_stay_near_those_in_float32() -> None:
+    torch.manual_seed(3)
+    sizes = {**SIZES, "d_model": 122, "d_ff": 509, "d_k": 31, "d_v": 37}
+    model = Transformer(**sizes, learned_positions=False, max_length=13, vocab_size=211).train()
+    draw = random.Random(7)  # enough tokens for their rounding errors to cancel
+    sources = [[*(draw.randint(4, 210) for _ in range(draw.randint(1, 12))), EOS] for _ in range(97)]
+    given = batch(sources, [[*(token * 7 % 197 + 4 for token in source[:-1]), EOS] for source in sources])
+
+    def measured(reduced: bool) -> tuple[Tensor, Tensor]:
+        model.zero_grad()
+        torch.manual_seed(5)  # the same dropout
+        with torch.autocast("cpu", torch.bfloat16, enabled=reduced):
+            loss, _ = label_smoothed_cross_entropy(model.hidden(given), model.embedding.weight, given.target, 0.1)
+        loss.backward()
+        return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    (exact, gradient), (near, near_gradient) = measured(False), measured(True)
+    assert 0 < abs(near - exact) / exact < 1e-2
+    assert 0 < (near_gradient - gradient).norm() / gradient.norm() < 2e-2

@@ -20,7 +20,7 @@ def model(finished):
 
 def translations(model, text: bytes) -> list[str]:
     transformer, dataset, decoding = model
-    return list(translate.translate(transformer, dataset, decoding, io.BytesIO(text)))
+    return list(translate.translate(transformer, dataset, decoding, io.BytesIO(text), pytest.fail))
 
 
 def lines_of(text: bytes) -> list[bytes]:
@@ -89,7 +89,7 @@ def test_lines_come_out_while_more_are_to_come(model, monkeypatch):
             asked.append(1)
             yield b"1 2\n"
 
-    found = translate.translate(transformer, dataset, decoding, endless())
+    found = translate.translate(transformer, dataset, decoding, endless(), pytest.fail)
     assert next(found)
     assert len(asked) == 3
 
@@ -101,3 +101,37 @@ def test_standard_input_goes_to_standard_output_and_nothing_else_does(finished, 
     assert done.stdout.split("\n")[1] == ""
     assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_very_long_line_costs_no_more_than_the_limit_and_is_named(model, monkeypatch):
+    transformer, dataset, decoding = model
+    monkeypatch.setattr(translate, "LONGEST", 13)
+    encoded, searched = [], []
+    encode = dataset.tokenizer.encode
+    monkeypatch.setattr(dataset.tokenizer, "encode", lambda lines: encoded.extend(map(len, lines)) or encode(lines))
+    monkeypatch.setattr(
+        translate,
+        "search",
+        lambda m, ids, d: searched.extend(map(len, ids)) or search(m, [part[:2] for part in ids], d),
+    )
+    text = b"1 2\n" + b"3 4 " * 10**6 + b"\n" + b"5" * 14 + b"\n" + b" " * 10**6 + b"1\n6 7\n" + b"8" * 13
+    warnings: list[str] = []
+    found = list(translate.translate(transformer, dataset, decoding, io.BytesIO(text), warnings.append))
+    assert len(found) == 6
+    assert max(encoded) == 13 * 16
+    assert max(searched) == 13
+    named = [f"line {number} has more than 13 tokens: only its beginning is translated" for number in (2, 3, 4)]
+    assert warnings == named
+    assert found[0] == translations(model, b"1 2")[0]
+
+
+def test_output_does_not_depend_on_the_locale(finished, monkeypatch):
+    printed = []
+    for encoding in ("utf-8", "ascii"):
+        written = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\r\n")
+        monkeypatch.setattr("sys.stdout", written)
+        translate.main(config.compose_row(*finished), io.BytesIO("1 2 ж 3\nжж\n".encode()))
+        printed.append(written.buffer.getvalue())
+    assert printed[0] == printed[1]
+    assert printed[0].count(b"\n") == 2
+    assert b"\r" not in printed[0]

@@ -45,15 +45,18 @@ class Sentences:
         rows = x.reshape(-1, widths[0]).index_select(0, padded).index_fill_(0, empty, 0)
         return list(rows.view(len(widths), -1, num_heads, self.max_length, widths[0]))
 
-    def merge(self, parts: Sequence[Tensor]) -> Tensor:
-        """What was split, whatever stands where no token is; zero in the rows that belong to no sentence."""
-        num_heads, width = parts[0].size(1), parts[0].size(3)
-        if any(part.size(3) != width for part in parts):
-            return torch.cat([self.merge([part]) for part in parts], 1)
-        _, packed, _ = self._order(num_heads, len(parts))
-        rows = parts[0].new_zeros(self.rows, len(parts) * num_heads * width)
-        padded = parts[0] if len(parts) == 1 else torch.stack(list(parts))
-        torch.index_select(padded.reshape(-1, width), 0, packed, out=rows[: self.tokens].view(-1, width))
+    def merge(self, *parts: Tensor) -> Tensor:
+        """The inverse of `split`: padded parts (P, B, H, L, K), each with its own K, as packed (rows, H * all K).
+
+        Whatever stands where no token is gets lost; rows that belong to no sentence are zero.
+        """
+        if len(parts) > 1:
+            return torch.cat([self.merge(part) for part in parts], 1)
+        count, _, num_heads, _, width = parts[0].shape
+        _, packed, _ = self._order(num_heads, count)
+        rows = parts[0].new_empty(self.rows, count * num_heads * width)
+        rows[self.tokens :] = 0
+        torch.index_select(parts[0].view(-1, width), 0, packed, out=rows[: self.tokens].view(-1, width))
         return rows
 
     def _order(self, num_heads: int, parts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,9 +92,10 @@ def scaled_dot_product_attention(
     added to the scores before the softmax; it leaves each query at least one key.
     """
     scores = torch.matmul(queries, keys.transpose(-2, -1)).mul_(queries.size(-1) ** -0.5)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask is not None:
         scores += mask
-    weights = _softmax_(scores)
+    weights = _softmax_(scores).to(values.dtype)
     return torch.matmul(weights, values), weights
 
 
@@ -129,20 +133,30 @@ class _Attention(torch.autograd.Function):
         heads, weights = scaled_dot_product_attention(q, k, v, mask)
         ctx.save_for_backward(q, k, v, weights)
         ctx.rest = keys_values is None, sentences, memory_sentences
-        return sentences.merge([heads])
+        return sentences.merge(heads.unsqueeze(0))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights = ctx.saved_tensors
         self_attention, sentences, memory_sentences = ctx.rest
         (to_heads,) = sentences.split(gradient, q.size(1), (v.size(3),))
-        to_v = torch.matmul(weights.transpose(-2, -1), to_heads)
         to_scores = torch.matmul(to_heads, v.transpose(-2, -1)).mul_(weights)
         to_scores.addcmul_(weights, to_scores.sum(-1, keepdim=True), value=-1).mul_(q.size(3) ** -0.5)
-        to_q, to_k = torch.matmul(to_scores, k), torch.matmul(to_scores.transpose(-2, -1), q)
-        if self_attention:
-            return sentences.merge([to_q, to_k, to_v]), None, None, None, None, None
-        return sentences.merge([to_q]), memory_sentences.merge([to_k, to_v]), None, None, None, None
+        to_x, to_memory = (_room(q, k, v), []) if self_attention else (_room(q), _room(k, v))
+        to_q, to_k, to_v = (part.flatten(0, 1) for room in (*to_x, *to_memory) for part in room)
+        to_scores, weights = to_scores.flatten(0, 1), weights.flatten(0, 1)
+        torch.bmm(to_scores, k.flatten(0, 1), out=to_q)
+        torch.bmm(to_scores.transpose(1, 2), q.flatten(0, 1), out=to_k)
+        torch.bmm(weights.transpose(1, 2), to_heads.flatten(0, 1), out=to_v)
+        to_keys_values = memory_sentences.merge(*to_memory) if to_memory else None
+        return sentences.merge(*to_x), to_keys_values, None, None, None, None
+
+
+def _room(*parts: Tensor) -> list[Tensor]:
+    """Room (P, B, H, L, K) for results as large as the parts, in one piece if they are of one width."""
+    if len({part.shape for part in parts}) == 1:
+        return [parts[0].new_empty(len(parts), *parts[0].shape)]
+    return [part.new_empty(1, *part.shape) for part in parts]
 
 
 class SelfAttention(nn.Module):

@@ -82,8 +82,10 @@ def beam_search(
     for length in range(1, longest + 1):
         logits = model.step(token, cache)
         # Paper: silent; as in the released code no token is forbidden
-        log_probability = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))  # (B, W, V)
-        candidates, parent, token = best_continuations(log_probability.add_(alive.unsqueeze(-1)), num_candidates)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # (B, W, V)
+        logits -= logits.amax(-1, keepdim=True)
+        logits += alive.unsqueeze(-1) - logits.exp().sum(-1, keepdim=True).log()  # the log probability of it all
+        candidates, parent, token = best_continuations(logits, num_candidates)
         ended = token == eos
         row = torch.arange(len(sentence), device=device)  # (B,)
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from aiayn import storage
-from aiayn.config import Config, ConfigError
 from aiayn.contest import OURS, decoding, training
+from aiayn.schema import Config, ConfigError
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
 

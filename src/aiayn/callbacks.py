@@ -1,8 +1,8 @@
-"""What happens beside the updates: their record, the dev perplexity, checkpoints, the progress bar, the stop flag."""
+"""What happens beside the updates: their record, the dev perplexity, checkpoints, the end on request, the bar."""
 
+import hashlib
 import json
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch.distributed
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aiayn import checkpoint, storage
 from aiayn.lightning_data import Update
+from aiayn.lightning_model import NonFinite
+from aiayn.metrics import perplexity
+from aiayn.signals import Interrupted, StopFlag
 
 FLUSH_SECONDS = 2.0
 LOG_SECONDS = 15.0
-
-
-class Interrupted(Exception):
-    """A signal asked the run to stop; it saved a checkpoint first."""
 
 
 class Record(pl.Callback):
@@ -28,10 +28,10 @@ class Record(pl.Callback):
 
     def __init__(self, path: Path, start: int, view: Callable[[dict[str, Any]], None], *, writes: bool) -> None:
         self.path, self.view, self.writes = path, view, writes
-        kept = [line for line in storage.read_lines(path) if json.loads(line)["step"] <= start]
+        kept = [(line, row) for line, row in _rows_of(path) if row["step"] <= start]
         if writes:
-            storage.write_text(path, "".join(line + "\n" for line in kept))
-        rows = [json.loads(line) for line in kept]
+            storage.write_text(path, "".join(line + "\n" for line, _ in kept))
+        rows = [row for _, row in kept]
         self.seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
         self.source_tokens = sum(row.get("source_tokens", 0) for row in rows)
         self.target_tokens = sum(row.get("target_tokens", 0) for row in rows)
@@ -73,11 +73,14 @@ class Record(pl.Callback):
 
     def flush(self) -> None:
         """Writes the rows that wait; only rank 0 does."""
-        if self.writes:
-            for row in self.waiting:
-                plain = {k: float(v[0]) / v[1] if isinstance(v, tuple) else v for k, v in row.items()}
-                storage.append_line(self.path, json.dumps(plain))
-                self.view(plain)
+        if self.writes and self.waiting:
+            rows = [
+                {key: float(value[0]) / value[1] if isinstance(value, tuple) else value for key, value in row.items()}
+                for row in self.waiting
+            ]
+            storage.append_lines(self.path, map(json.dumps, rows))
+            for row in rows:
+                self.view(row)
         self.waiting.clear()
         self.flushed = time.perf_counter()
 
@@ -95,39 +98,68 @@ class Dev(pl.Callback):
         step = batch.number + 1
         if trainer.is_global_zero and (step % self.every == 0 or step == self.last):
             nats, tokens = self.measure()
-            self.record.add({"step": step, "dev/nats": nats / tokens, "dev/ppl": math.exp(nats / tokens)})
+            ppl = perplexity(nats, tokens)
+            if not math.isfinite(ppl):
+                raise NonFinite(f"after update {step} the dev perplexity is {ppl}: the run has diverged")
+            self.record.add({"step": step, "dev/nats": nats / tokens, "dev/ppl": ppl})
 
 
 class Save(pl.Callback):
     """Saves a checkpoint every so many updates, at the end, and when a signal asks the run to stop."""
 
-    def __init__(self, record: Record, folder: Path, every: int, keep: int, last: int) -> None:
+    def __init__(self, record: Record, folder: Path, every: int, keep: int, last: int, stop: StopFlag) -> None:
         self.record, self.folder, self.every, self.keep, self.last = record, folder, every, keep, last
-        self.asked_to_stop = ""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._stop)
+        self.stop = stop
 
-    def _stop(self, number: int, frame: object) -> None:
-        self.asked_to_stop = signal.Signals(number).name
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Takes the signals back from Lightning, whose handler for SIGTERM broadcasts between ranks at any moment."""
+        self.stop.listen()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
     ) -> None:
         """Saves after the record is on the disk, so that the record is never behind the checkpoint."""
         step = batch.number + 1
-        stop = bool(self.asked_to_stop)
+        stop = bool(self.stop.asked)
         if trainer.world_size > 1:
             stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
         if step % self.every and step != self.last and not stop:
             return
         self.record.flush()
+        if trainer.world_size > 1:
+            agree(module, step)
         trainer.save_checkpoint(checkpoint.path_of(self.folder, step))
         if trainer.is_global_zero:
             checkpoint.rotate(self.folder, self.keep)
         if stop and step != self.last:
             raise Interrupted(
-                f"stopped by {self.asked_to_stop or 'another rank'} after update {step}; resume: repeat the command"
+                f"stopped by {self.stop.asked or 'another rank'} after update {step}; resume: repeat the command"
             )
+
+
+def agree(module: torch.nn.Module, step: int) -> None:
+    """Compares a hash of the weights between all ranks; raises RuntimeError on each of them unless all are equal."""
+    digest = hashlib.sha256()
+    for weight in module.state_dict().values():
+        digest.update(weight.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    digests: list[str] = [""] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(digests, digest.hexdigest())
+    if len(set(digests)) > 1:
+        ranks = ", ".join(f"rank {rank} {found[:12]}" for rank, found in enumerate(digests))
+        raise RuntimeError(f"after update {step} the ranks hold different weights ({ranks}): nothing is saved")
+
+
+def _rows_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    rows = []
+    for number, line in enumerate(storage.read_lines(path), 1):
+        try:
+            row = json.loads(line)
+            rows.append((line, {**row, "step": int(row["step"])}))
+        except (ValueError, TypeError, KeyError) as error:
+            raise storage.StorageError(
+                f"{path}: line {number} is damaged; restore the file, or delete its folder to start this run anew"
+            ) from error
+    return rows
 
 
 class Bar(pl.Callback):

@@ -13,7 +13,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn import config
+from aiayn import config, schema, versions
 
 COMMANDS = {
     "prepare": "download, verify, clean, cut and encode a corpus",
@@ -68,6 +68,10 @@ EXAMPLES = {
         ("aiayn bench bench.mean_length=60 experiment=big", "longer sentences, another row"),
     ],
 }
+FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")
+# A name, several, or what a sweep makes of all names; never a path, which would lead to a file of somebody else's
+FILE = re.compile(r"[^/\\]*")
+GROUPS = ("experiment", "data", "scale", "hardware", "hydra/launcher")
 EXIT_CODES = (
     "0 done, 1 failed, 2 wrong configuration or usage, 3 non-finite, 4 bad data, 5 storage,"
     " 75 interrupted: repeat to resume"
@@ -86,6 +90,9 @@ def main() -> None:
     if "-h" in rest or "--help" in rest:
         print(manual_of(command))
         sys.exit(0)
+    with one_line_errors():
+        versions.refuse()
+    refuse_foreign(rest)
     config.register()
     # Hydra looks for plugins in packages named hydra_plugins on this path, and nowhere else.
     sys.path.append(str(Path(__file__).with_name("plugins")))
@@ -95,6 +102,23 @@ def main() -> None:
     start = hydra.main(version_base="1.3", config_path="pkg://aiayn.conf", config_name="config")
     with one_line_errors():
         start(task(command))()
+
+
+def refuse_foreign(words: list[str]) -> None:
+    """Fails for a word that brings in a configuration of another house: Hydra makes whatever object that names."""
+    previous = ""
+    for word in words:
+        key, _, value = word.partition("=")
+        key = key.strip().lstrip("+~").strip()
+        if word.startswith("-") and key not in FLAGS:
+            fail(f"{key} is no flag of this program: one of {', '.join(FLAGS)}")
+        names_a_file = key in (*GROUPS, "-cn", "--config-name") or previous in ("-cn", "--config-name")
+        if names_a_file and not FILE.fullmatch(value or word):
+            fail(f"{word}: must name a file of this program's own, without a path")
+        foreign = key.startswith("hydra") and not key.startswith(("hydra/launcher", "hydra.launcher."))
+        if foreign or "_target_" in word or (key not in GROUPS and ("/" in key or "@" in key)):
+            fail(f"{key} is not a key of the configuration: `--cfg job` prints every key")
+        previous = word
 
 
 def task(command: str) -> Callable[[DictConfig], None]:
@@ -121,6 +145,8 @@ def one_line_errors() -> Iterator[None]:
     except Exception as error:
         code, line = explained(error)
         fail(line, code)
+    except KeyboardInterrupt:
+        fail("stopped; repeat the command", 75)
 
 
 def explained(error: Exception) -> tuple[int, str]:
@@ -137,7 +163,7 @@ def explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, HydraException | OmegaConfBaseException):
         unknown = re.search(r"Could not override '([^']+)'", str(error))
         if unknown:
-            return 2, f"{unknown[1]} is not a key of the configuration: {config.nearest(unknown[1])}"
+            return 2, f"{unknown[1]} is not a key of the configuration: {schema.nearest(unknown[1])}"
         choice = re.search(r"Could not find '([^/']+)/([^']*)'", str(error))
         if choice:
             offered = re.findall(r"^\t(\S+)$", str(error).partition("Config search path")[0], re.MULTILINE)
@@ -194,7 +220,7 @@ def common() -> list[str]:
         "Rows of Table 3 (experiment=NAME):",
         "  base",
         *(
-            f"  {'  '.join(row for row in config.ROWS if row.startswith(group))}"
+            f"  {'  '.join(row for row in schema.ROWS if row.startswith(group))}"
             for group in ("a_", "b_", "c_", "d_", "e_")
         ),
         "  big",

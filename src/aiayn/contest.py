@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from aiayn import rivals
 from aiayn.batching import Batch, epoch_plan, gather
 from aiayn.beam_search import translate_ids
-from aiayn.config import Config
 from aiayn.dataset import Pairs
 from aiayn.evaluate import build
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.rivals import SENTENCES, Decode
+from aiayn.schema import Config
 from aiayn.tokenizer import BOS, EOS
 from aiayn.transformer import DecoderLayer, Transformer
 

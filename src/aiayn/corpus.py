@@ -28,6 +28,9 @@ class Files:
     target: Path
 
 
+LONGEST_LINE = 2**24
+"""Bytes of a line, its end included: a small compressed file can hold one that no memory does."""
+
 _TINY = Path(str(resources.files("aiayn"))) / "tiny"
 
 EMBEDDED = {split: Files(_TINY / f"{split}.en.xz", _TINY / f"{split}.de.xz") for split in ("train", "dev", "test")}
@@ -37,13 +40,15 @@ EMBEDDED = {split: Files(_TINY / f"{split}.en.xz", _TINY / f"{split}.de.xz") for
 def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, without their ends: only a line feed ends a line, or both bytes of a CRLF.
 
-    A UTF-8 byte order mark is left out. Raises DataError for a file that is missing, damaged or UTF-16.
+    A UTF-8 byte order mark is left out. Raises DataError for a file that is missing, damaged, UTF-16 or no text.
     """
     try:
         with _open(path) as file:
-            for number, line in enumerate(file):
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b"")):
+                if len(line) > LONGEST_LINE:
+                    raise DataError(f"{path}, line {number + 1}: more than {LONGEST_LINE} bytes, which is no sentence")
                 if number == 0:
-                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    if _is_utf_16(line):
                         raise DataError(f"{path} is UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`")
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
@@ -78,6 +83,13 @@ def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
         raise DataError(
             f"{files.source} has {source_lines} lines, {files.target} has {target_lines}: line n must translate line n"
         )
+
+
+def _is_utf_16(line: bytes) -> bool:
+    """True for a byte order mark of UTF-16, or for ASCII text in it: two characters or more, every second byte zero."""
+    text = line.removesuffix(b"\n")
+    ascii_in_utf_16 = len(text) >= 4 and any(text) and not (any(text[::2]) and any(text[1::2]))
+    return line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or ascii_in_utf_16
 
 
 def _open(path: Path) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:

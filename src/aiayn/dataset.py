@@ -1,6 +1,7 @@
 """The encoded corpus on disk: token ids and offsets, memory-mapped, with a manifest that holds every file's SHA-256."""
 
 import hashlib
+import io
 import json
 import shlex
 from collections import Counter
@@ -77,9 +78,12 @@ class Dataset:
                     raise DataError(f"{folder / name} is missing: {_remedy(folder)}")
                 expected, found = manifest["files"][name], _fingerprint(folder / name)
                 if found != expected:
-                    raise DataError(f"{folder / name} is damaged: {found}, not {expected}: {_remedy(folder)}")
+                    sizes = " and not ".join(
+                        f"{x['bytes']} bytes with SHA-256 {x['sha256']}" for x in (found, expected)
+                    )
+                    raise DataError(f"{folder / name} is damaged, it has {sizes}: {_remedy(folder)}")
         except FileNotFoundError as error:
-            raise DataError(f"{folder} holds no prepared data: aiayn prepare data={folder.name}") from error
+            raise DataError(f"{folder} holds no prepared data: `aiayn prepare` with the same words makes it") from error
         except OSError as error:
             raise DataError(f"cannot read the prepared data in {folder}: {error}") from error
         except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -92,9 +96,12 @@ class Dataset:
         return Tokenizer(self.folder / "tokenizer.model")
 
     def pairs(self, split: Split) -> Pairs:
-        """The encoded sentence pairs of a split, memory-mapped."""
+        """The encoded sentence pairs of a split, memory-mapped; raises DataError for files that only look like ours."""
         parts = (f"{split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets"))
-        return Pairs(*(np.load(self.folder / part, mmap_mode="r") for part in parts))
+        try:
+            return Pairs(*(np.load(self.folder / part, mmap_mode="r") for part in parts))
+        except ValueError as error:  # of numpy, which unpickles nothing
+            raise DataError(f"{self.folder} holds {split} ids that are none of ours: {_remedy(self.folder)}") from error
 
     def texts(self, split: Literal["dev", "test"], side: Side) -> list[str]:
         """The sentences of one side as they came, one for each pair."""
@@ -123,8 +130,7 @@ def prepare(
     with storage.lock(folder / ".lock", wait=True):
         if (folder / "manifest.json").exists():
             return _prepared_before(folder, settings)
-        for leftover in folder.glob(".*.tmp"):  # of a killed process: we hold the lock, so nobody writes them
-            leftover.unlink()
+        storage.remove_unfinished(folder)
         progress(f"learning {vocab_size} pieces")
         learn(partial(_training_lines, train), vocab_size, folder / "tokenizer.model")
         tokenizer = Tokenizer(folder / "tokenizer.model")
@@ -155,7 +161,9 @@ def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
     before = dataset.manifest["settings"]
     changed = [f"{key} was {before.get(key)}, is {new}" for key, new in settings.items() if before.get(key) != new]
     if changed:
-        raise DataError(f"{folder} was prepared from something else ({'; '.join(changed)}): {_remedy(folder)}")
+        difference = "; ".join(changed)
+        remedy = f"give another data.name, or {_remedy(folder)}"
+        raise DataError(f"{folder} was prepared from something else ({difference}): {remedy}")
     return dataset
 
 
@@ -222,8 +230,9 @@ def _save_texts(folder: Path, split: Split, files: Files) -> None:
 
 
 def _save(path: Path, array: npt.NDArray[Any]) -> None:
-    with storage.atomic(path) as file:
-        np.save(file, array, allow_pickle=False)
+    memory = io.BytesIO()  # into a file numpy would write by itself, and not say why the disk refused
+    np.save(memory, array, allow_pickle=False)
+    storage.write_bytes(path, memory.getbuffer())
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -236,4 +245,4 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def _remedy(folder: Path) -> str:
-    return f"rm -r {shlex.quote(str(folder))} && aiayn prepare data={shlex.quote(folder.name)}"
+    return f"repair it with `rm -r {shlex.quote(str(folder))}` and the same command again"

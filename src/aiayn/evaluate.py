@@ -10,10 +10,11 @@ import torch
 from aiayn import checkpoint, jobs, metrics, storage
 from aiayn.batching import evaluation_batches, gather
 from aiayn.beam_search import Hypothesis, translate_ids
-from aiayn.config import Config, ConfigError, Decoding, run_folder
+from aiayn.config import decoded_as_its_row, run_folder, variation
 from aiayn.dataset import Dataset, Pairs
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.prepare import prepare
+from aiayn.schema import Config, ConfigError, Decoding
 from aiayn.tokenizer import BOS, EOS
 from aiayn.transformer import Transformer
 
@@ -23,7 +24,9 @@ Split = Literal["dev", "test"]
 def build(config: Config, vocab_size: int) -> Transformer:
     """The row's Transformer, initialised from its seed."""
     torch.manual_seed(config.seed)
-    return Transformer(**dataclasses.asdict(config.model), max_length=config.data.max_length, vocab_size=vocab_size)
+    model = Transformer(**dataclasses.asdict(config.model), max_length=config.data.max_length, vocab_size=vocab_size)
+    # Before a checkpoint is loaded: weights of 64 bits would lose half of them in a model of 32
+    return model.double() if config.hardware.precision == "64-true" else model
 
 
 def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int) -> tuple[float, int]:
@@ -49,13 +52,15 @@ def search(
     return translate_ids(model, sources, **dataclasses.asdict(decoding), bos=BOS, eos=EOS, progress=progress)
 
 
-def evaluate(model: Transformer, dataset: Dataset, split: Split, config: Config) -> tuple[dict[str, Any], list[str]]:
+def evaluate(
+    model: Transformer, dataset: Dataset, split: Split, config: Config, progress: Callable[[int], None] | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """The figures of `result.json` for a split, and the translations, one for each line of it."""
     pairs = dataset.pairs(split)
     nats, tokens = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
     offsets = pairs.source_offsets
     sources = [pairs.source_ids[offsets[i] : offsets[i + 1] - 1] for i in range(len(pairs))]
-    hypotheses = search(model, sources, config.decoding)
+    hypotheses = search(model, sources, config.decoding, progress)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
     references = dataset.texts(split, "target")
     scores = metrics.bleu(translations, references)
@@ -72,8 +77,11 @@ def evaluate(model: Transformer, dataset: Dataset, split: Split, config: Config)
 def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
     """The model that a run has trained, its corpus and its folder; the mean of the last `average` checkpoints if asked.
 
-    Raises ConfigError when the run has no checkpoint yet, or fewer than are to be averaged, or another meaning.
+    It may be decoded in another way than the row's own: the weights are the same. Raises ConfigError when the run has
+    no checkpoint yet, or fewer than are to be averaged, or another meaning.
     """
+    if not run_folder(config).exists():
+        config = decoded_as_its_row(config)
     jobs.check(config)
     folder = run_folder(config)
     paths = checkpoint.newest(folder / "checkpoints", config.average)
@@ -84,9 +92,11 @@ def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
     if len(paths) < config.average:
         raise ConfigError(f"average={config.average}: {folder} keeps only {len(paths)}; see training.keep_checkpoints")
     dataset = prepare(config, lambda message: None)
+    jobs.check_data(folder, dataset.sha256)
     model = build(config, dataset.tokenizer.vocab_size)
     weights = checkpoint.average(paths)
-    model.load_state_dict({name.removeprefix("transformer."): value for name, value in weights.items()})
+    with checkpoint.fitting(paths[0]):
+        model.load_state_dict({name.removeprefix("transformer."): value for name, value in weights.items()})
     device = "cuda" if config.hardware.accelerator == "gpu" else "cpu"
     return model.to(device).eval(), dataset, folder
 
@@ -97,7 +107,9 @@ def main(config: Config) -> None:
     model, dataset, folder = trained(config)
     split = cast(Split, config.split)
     figures, translations = evaluate(model, dataset, split, config)
-    name = f"{split}-average{config.average}"
+    # Of another beam search than the row's own: beside its figures, not in their place
+    decoded = "" if folder == run_folder(config) else variation(config)
+    name = f"{split}-average{config.average}{decoded}"
     storage.write_text(folder / f"translations-{name}.txt", "".join(line + "\n" for line in translations))
     storage.write_json(folder / f"evaluation-{name}.json", figures)
     low, high = figures["bleu_ci95"]

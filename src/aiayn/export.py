@@ -2,6 +2,8 @@
 
 import dataclasses
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +14,8 @@ from torch import Tensor, nn
 
 from aiayn import storage
 from aiayn.attention import MemoryAttention, SelfAttention
-from aiayn.config import Config, ConfigError
 from aiayn.evaluate import trained
+from aiayn.schema import Config, ConfigError
 from aiayn.tokenizer import BOS, EOS, PAD, UNK
 from aiayn.transformer import DecoderLayer, EncoderLayer, LearnedPositions, Transformer
 
@@ -214,21 +216,25 @@ def marian(model: Transformer) -> Any:
     return there
 
 
+@contextmanager
+def written(model: Transformer, pieces: list[str], format: str) -> Iterator[Path]:
+    """A folder, soon gone, with the files of a format. Raises ConfigError for a row that the format cannot hold."""
+    with tempfile.TemporaryDirectory() as folder:
+        if format == "ctranslate2":
+            ctranslate2_spec(model, pieces).save(folder)
+        elif format == "marian":
+            marian(model).save_pretrained(folder)
+        else:
+            from safetensors.torch import save_model
+
+            save_model(model, f"{folder}/model.safetensors")
+        yield Path(folder)
+
+
 def export(model: Transformer, pieces: list[str], format: str, folder: Path) -> None:
     """Writes the model to `folder` in a format. Raises ConfigError for a row that the format cannot hold."""
-    if format == "safetensors":
-        from safetensors.torch import save
-
-        tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
-        storage.write_bytes(folder / "model.safetensors", save(tensors))
-        return
-    model = model.cpu()
-    with tempfile.TemporaryDirectory() as written:
-        if format == "ctranslate2":
-            ctranslate2_spec(model, pieces).save(written)
-        else:
-            marian(model).save_pretrained(written)
-        for path in sorted(Path(written).iterdir()):
+    with written(model.cpu(), pieces, format) as files:
+        for path in sorted(files.iterdir()):
             storage.write_bytes(folder / path.name, path.read_bytes())
 
 

@@ -1,25 +1,24 @@
-"""One run, one worker process: how it is started, stopped, watched, and what is left when it fails."""
+"""One run: how its worker processes, one for each device, are started, stopped, watched, and what a failure leaves."""
 
 import contextlib
-import ctypes
-import dataclasses
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiayn import config, results, storage
+from aiayn import config, results, signals, storage
 from aiayn.prepare import sources
+from aiayn.schema import Config, ConfigError, meaning
 
 DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 75
 
-# What a run's numbers depend on: a folder that holds other values is another run.
-MEANING = ("experiment", "seed", "model", "training", "data", "scale", "decoding")
 # Left by a launcher or by torchrun, these would make a worker believe that it is a rank of somebody else's group.
 FOREIGN = (
     "LOCAL_RANK",
@@ -30,121 +29,182 @@ FOREIGN = (
     "LOCAL_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
 )
+# How long the ranks that are left may take to notice that one has failed: enough to end on their own, and no longer.
+GRACE_SECONDS = 15.0
+POLL_SECONDS = 0.1
 
 
 @dataclass
 class Job:
-    """A worker process at work on a run folder."""
+    """The workers at work on a run folder: one process for each device."""
 
-    run: config.Config
+    run: Config
     folder: Path
-    process: subprocess.Popen[bytes]
+    ranks: list[subprocess.Popen[bytes]]
+    claim: contextlib.ExitStack
+    asked: bool = False
+    cause: str = ""  # why this command has killed them
+    first: list[int | None] = field(default_factory=list)  # the exit codes when the first failure was seen
+    deadline: float = float("inf")
+
+    def ended(self) -> bool:
+        """True when every rank has ended; when one has failed, those that are left soon end too, or are killed."""
+        codes = [rank.poll() for rank in self.ranks]
+        if not self.first and any(code not in (None, DONE, INTERRUPTED) for code in codes):
+            self.first = codes
+            self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
+        if time.monotonic() > self.deadline:
+            self.send(signal.SIGKILL)
+        return None not in codes
+
+    def stop(self, name: str) -> None:
+        """Hands on a signal, once: the workers finish their update and save."""
+        if not self.asked:
+            self.asked = True
+            self.send(signal.Signals[name])
+
+    def abort(self, cause: str) -> None:
+        """Ends workers that no longer answer; each leaves the place where it hangs in its log."""
+        if not self.cause:
+            self.cause = cause
+            self.deadline = time.monotonic() + GRACE_SECONDS
+            self.send(signal.SIGABRT)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to every rank that is left."""
+        for rank in self.ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
 
 
-def check(run: config.Config) -> None:
+def check(run: Config) -> None:
     """Refuses, before anything is written, text that is not there and a folder that holds another run."""
     sources(run.data)
-    stored = config.run_folder(run) / "config.yaml"
-    if not stored.exists():
+    check_folder(run)
+
+
+def check_folder(run: Config) -> None:
+    """ConfigError, naming key, old and new value, for a folder that holds another run."""
+    folder = config.run_folder(run)
+    if not (folder / "config.yaml").exists():
         return
-    before, now = (_meaning(dataclasses.asdict(value)) for value in (config.read(stored), run))
-    for key, value in now.items():
-        if before.get(key) != value:
+    before = meaning(config.read(folder / "config.yaml"))
+    for key, value in meaning(run).items():
+        if before[key] != value:
             name = "data.name" if key.startswith("data") else "scale.name" if key.startswith("scale") else "output"
-            raise config.ConfigError(
-                f"{key}={value}: {stored.parent} holds a run with {key}={before.get(key)};"
+            raise ConfigError(
+                f"{key}={value}: {folder} holds a run with {key}={before[key]};"
                 f" give another {name}, or delete that folder"
             )
 
 
-def is_finished(run: config.Config) -> bool:
-    """True when the run folder holds a whole result; a torn one is made again."""
-    try:
-        results.read_result(config.run_folder(run) / results.RESULT)
-    except (OSError, ValueError):
-        return False
-    return True
+def check_data(folder: Path, sha256: str) -> None:
+    """ConfigError when a run folder was begun on other text; the first time, notes on which it is."""
+    path = folder / "data.sha256"
+    before = path.read_text().strip() if path.exists() else sha256
+    if before != sha256:
+        raise ConfigError(
+            f"data.name: {folder} was begun on data with SHA-256 {before[:12]}, now it is {sha256[:12]};"
+            " put the text back, give another data.name, or delete that folder"
+        )
+    if not path.exists():
+        storage.write_text(path, sha256 + "\n")
 
 
-def start(run: config.Config, log: Path | None) -> Job:
-    """A worker for this run, its output in `log` or on this terminal; torchrun starts it for several devices."""
+def is_finished(run: Config) -> bool:
+    """True when the run folder holds a whole result of this very run; a torn or foreign one is made again."""
     folder = config.run_folder(run)
-    (folder / "failure.json").unlink(missing_ok=True)
+    found = results.read_run(folder)
+    return found is not None and found.result is not None and not results.changed(meaning(run), found.result)
+
+
+def claim(run: Config) -> contextlib.ExitStack:
+    """The run's folder, held for this command until closed; StorageError names the process that has it already."""
+    held = contextlib.ExitStack()
+    held.enter_context(storage.lock(config.run_folder(run) / ".claim", wait=False))
+    return held
+
+
+def start(run: Config, log: Path | None, held: contextlib.ExitStack) -> Job:
+    """The workers for this run, one for each device, their output in `log` or on this terminal."""
+    folder = config.run_folder(run)
+    storage.remove(folder / "failure.json")
     storage.write_text(folder / "config.yaml", config.to_yaml(run))
-    python = [sys.executable, "-m"]
-    if run.hardware.devices > 1:
-        python += ["torch.distributed.run", "--standalone", f"--nproc-per-node={run.hardware.devices}", "-m"]
     environment = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     environment |= {key: str(run.hardware.threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     environment["AIAYN_PARENT"] = str(os.getpid())
+    devices = run.hardware.devices
+    if devices > 1:
+        environment |= {"WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    job = Job(run, folder, [], held)
     with contextlib.ExitStack() as stack:
-        output = stack.enter_context(log.open("ab")) if log else None
-        process = subprocess.Popen(
-            [*python, "aiayn.train", str(folder)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT if log else None,
-        )
-    return Job(run, folder, process)
+        output = stack.enter_context(storage.appending(log)) if log else None
+        for rank in range(devices):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if devices > 1 else {}
+            job.ranks.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "aiayn.worker", str(folder)],
+                    env=environment | own,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT if log else None,
+                )
+            )
+    return job
 
 
 def close(job: Job) -> int:
-    """The exit code of a worker that has ended; leaves `failure.json` when it could not write that itself."""
-    code = job.process.wait()
-    if code in (-signal.SIGTERM, -signal.SIGINT):  # asked to stop while it was still importing, with nothing to save
-        return INTERRUPTED
-    if code < 0:
-        fail(job.folder, 128 - code, f"killed by {signal.Signals(-code).name}")
-        return 128 - code
-    if code not in (DONE, INTERRUPTED) and not (job.folder / "failure.json").exists():
-        fail(job.folder, code, f"the worker ended with exit code {code}")
-    return code if code in (DONE, INTERRUPTED) else int(failure(job.folder)["exit_code"])
+    """The exit code of workers that have ended; leaves `failure.json` when they could not write that themselves."""
+    codes = [rank.wait() for rank in job.ranks]
+    job.claim.close()
+    if job.cause:
+        return fail(job.folder, FAILED, job.cause)
+    # Only what had ended when the first failure was seen says why: the other ranks lost their peer, or were killed
+    for rank, code in enumerate(job.first or codes):
+        if code is not None and code < 0 and -code not in signals.STOPPING:
+            which = f"rank {rank} was " if len(codes) > 1 else ""
+            return fail(job.folder, 128 - code, f"{which}killed by {signal.Signals(-code).name}")
+    # A signal that came while they were still importing found nothing to save
+    if all(code in (DONE, INTERRUPTED) or -code in signals.STOPPING for code in job.first or codes if code is not None):
+        return DONE if set(codes) == {DONE} else INTERRUPTED
+    if (job.folder / "failure.json").exists():
+        return int(failure(job.folder)["exit_code"])
+    code = next(code for code in job.first or codes if code not in (None, DONE, INTERRUPTED))
+    return fail(job.folder, code or FAILED, f"the worker ended with exit code {code}")
 
 
-def run_here(run: config.Config) -> int:
-    """Trains one run in a worker on this terminal and returns its exit code; signals are handed on to the worker."""
+def run_here(run: Config) -> int:
+    """Trains one run on this terminal and returns its exit code; signals are handed on to the workers."""
     check(run)
     if is_finished(run):
         print(f"{config.run_folder(run)} is finished: nothing to do; delete it to train again")
         return DONE
-    job = start(run, None)
-    with handing_on({"": job}):
+    with signals.StopFlag() as stop, claim(run) as held:
+        job = start(run, None, held)
+        while not job.ended():
+            if stop.asked:
+                job.stop(stop.asked)
+            time.sleep(POLL_SECONDS)
         code = close(job)
-    if code not in (DONE, INTERRUPTED):
+    if code not in (DONE, INTERRUPTED) and (job.folder / "failure.json").exists():
         print(f"aiayn: {failure(job.folder)['cause']}", file=sys.stderr)
+    if code == INTERRUPTED and signals.requeues(stop.asked):
+        print(signals.requeue())
     return code
 
 
-class Stop:
-    """Whether a signal has asked this process to stop."""
-
-    asked = False
-
-
-@contextlib.contextmanager
-def handing_on(jobs: Mapping[str, Job]) -> Iterator[Stop]:
-    """While the block runs, SIGINT and SIGTERM are handed on to the workers, which finish their update and save."""
-    stop = Stop()
-
-    def hand_on(number: int, frame: object) -> None:
-        stop.asked = True
-        for job in jobs.values():
-            job.process.send_signal(signal.SIGTERM)
-
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+def fail(folder: Path, code: int, cause: str) -> int:
+    """Leaves `failure.json`: the exit code, the cause in one line, and where the log is. Returns the code."""
+    line = " ".join(without_secrets(cause).split())[:1000]
     try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def fail(folder: Path, code: int, cause: str) -> None:
-    """Leaves `failure.json`: the exit code, the cause in one line, and where the log is."""
-    line = " ".join(cause.split())[:1000]
-    storage.write_json(folder / "failure.json", {"exit_code": code, "cause": line, "log": str(folder / "worker.log")})
+        storage.write_json(
+            folder / "failure.json", {"exit_code": code, "cause": line, "log": str(folder / "worker.log")}
+        )
+    except storage.StorageError as error:  # the disk that stopped the run may be too full for its last word
+        print(f"aiayn: {line}; {error}", file=sys.stderr)
+    return code
 
 
 def failure(folder: Path) -> dict[str, Any]:
@@ -152,19 +212,16 @@ def failure(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "failure.json").read_text()))
 
 
-def die_with_parent() -> None:
-    """Asks the kernel to kill this worker when the process that started it dies, so that no sweep leaves orphans."""
-    parent = os.environ.get("AIAYN_PARENT")
-    if parent and sys.platform == "linux" and "RANK" not in os.environ:
-        kill_when_parent_dies = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
-        ctypes.CDLL(None).prctl(kill_when_parent_dies, signal.SIGKILL)
-        if os.getppid() != int(parent):
-            os.kill(os.getpid(), signal.SIGKILL)
+def without_secrets(text: str) -> str:
+    """The text without the passwords, keys and tokens that this process finds in its environment."""
+    for name, value in os.environ.items():
+        secrets = [value] if re.search(r"(?i)key$|token|secret|passw", name) else re.findall(r"://([^/@\s]+)@", value)
+        for secret in secrets:
+            text = text.replace(secret, "***") if len(secret) >= 8 else text
+    return text
 
 
-def _meaning(tree: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key in MEANING:
-        value = tree[key]
-        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-    return {key: value for key, value in flat.items() if key not in config.HARMLESS}
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,4 +1,8 @@
-"""A sweep on this machine: one worker process per run, as many side by side as there is room for, longest first."""
+"""A sweep on this machine: one worker a run, as many side by side as there is room for, longest first.
+
+The ledger is the run folders themselves: a folder's name holds row, seed and a hash of what differs from the row, its
+`config.yaml` the run's whole meaning, `result.json` or `failure.json` what became of it, `.claim` who is at work on it.
+"""
 
 import json
 import os
@@ -8,19 +12,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from aiayn import config, jobs, report, results
+from aiayn import config, jobs, report, results, signals
+from aiayn.schema import Config, ConfigError, Hardware
+from aiayn.storage import InUse, StorageError
 
 POLL_SECONDS = 1.0
 TAIL_BYTES = 4096
 
 
-def room(hardware: config.Hardware) -> int:
+def room(hardware: Hardware) -> int:
     """How many runs of this kind the machine takes at once: all cores for one-thread CPU runs, a GPU for one run."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // (hardware.threads * hardware.devices)) if hardware.accelerator == "cpu" else 1
 
 
-def work(run: config.Config) -> float:
+def work(run: Config) -> float:
     """About how much a run computes, in multiplications: the order of a sweep and its ETA rest on it, nothing else."""
     model, training = run.model, run.training
     attention = 2 * model.d_model * model.num_heads * (model.d_k + model.d_v)
@@ -31,12 +37,15 @@ def work(run: config.Config) -> float:
 class Sweep:
     """Runs at work, done and to come, and the one display of them all."""
 
-    def __init__(self, runs: list[config.Config], at_once: int) -> None:
+    def __init__(self, runs: list[Config], at_once: int, patience: float) -> None:
         # Points that differ only in what changes no number share a folder: they are one run
         self.runs = list({config.run_folder(run): run for run in runs}.values())
-        self.at_once = at_once
+        self.at_once, self.patience = at_once, patience
         self.waiting = sorted((run for run in self.runs if not jobs.is_finished(run)), key=work)
-        self.active: dict[str, jobs.Job] = {}
+        self.elsewhere: list[Config] = []  # another command is at work on them
+        self.failed_before = {config.run_folder(run): written(run) for run in self.waiting}
+        self.active: dict[Path, jobs.Job] = {}
+        self.signs: dict[Path, tuple[float, float]] = {}  # newest file, and when it was seen
         self.ended: list[int] = []
         self.finished_before = len(self.runs) - len(self.waiting)
         self.total = sum(map(work, self.waiting)) or 1.0
@@ -52,76 +61,125 @@ class Sweep:
             speed_estimate_period=600.0,
         )
         self.whole = self.display.add_task("sweep", total=1.0, state="")
-        self.bars: dict[str, TaskID] = {}
+        self.bars: dict[Path, TaskID] = {}
 
     def work_through(self) -> int:
         """Works through the runs, longest first, and returns the exit code of the whole."""
         self.console.print(
             f"{len(self.runs)} runs, {self.finished_before} finished before, up to {self.at_once} side by side"
         )
-        with self.display, jobs.handing_on(self.active) as stop:
-            while (self.waiting and not stop.asked) or self.active:
-                while self.waiting and len(self.active) < self.at_once and not stop.asked:
-                    self.begin(self.waiting.pop())
+        with self.display, signals.StopFlag() as stop:
+            while self.active or ((self.waiting or self.elsewhere) and not stop.asked):
+                if not stop.asked:
+                    self.fill()
                 for folder, job in list(self.active.items()):
-                    if job.process.poll() is not None:
+                    if stop.asked:
+                        job.stop(stop.asked)
+                    if job.ended():
                         self.end(folder)
+                    elif self.silent_for(job) > self.patience:
+                        job.abort(f"no sign of life for {self.patience / 60:g} minutes: killed")
                 self.show()
                 time.sleep(POLL_SECONDS)
-        failed = sum(code not in (jobs.DONE, jobs.INTERRUPTED) for code in self.ended)
         if stop.asked or jobs.INTERRUPTED in self.ended:
             self.console.print("stopped; repeat the command to go on from here")
+            if signals.requeues(stop.asked):
+                self.console.print(signals.requeue())
             return jobs.INTERRUPTED
+        failed = sum(code != jobs.DONE for code in self.ended)
         if failed:
             self.console.print(f"{failed} of {len(self.runs)} runs failed; repeat the command to try them again")
         return jobs.FAILED if failed else jobs.DONE
 
-    def begin(self, run: config.Config) -> None:
-        """Starts the worker of a run."""
-        folder = config.run_folder(run)
-        self.active[str(folder)] = jobs.start(run, folder / "worker.log")
-        self.bars[str(folder)] = self.display.add_task(name_of(run), total=1.0, state="starting")
+    def fill(self) -> None:
+        """Begins as many runs as there is room for; those that another command has are tried again each time."""
+        others, self.elsewhere = self.elsewhere, []
+        for run in others:
+            if len(self.active) < self.at_once:
+                self.begin(run)
+            else:
+                self.elsewhere.append(run)
+        while self.waiting and len(self.active) < self.at_once:
+            self.begin(self.waiting.pop())
 
-    def end(self, folder: str) -> None:
-        """Says what became of a run whose worker has ended."""
+    def begin(self, run: Config) -> None:
+        """Starts the workers of a run, unless another command is at work on it or has been, or it cannot be begun."""
+        folder = config.run_folder(run)
+        try:
+            with jobs.claim(run) as held:
+                if jobs.is_finished(run):
+                    self.report(run, folder, jobs.DONE)
+                elif written(run) not in (None, self.failed_before[folder]):
+                    self.report(run, folder, jobs.FAILED)
+                else:
+                    jobs.check_folder(run)
+                    self.active[folder] = jobs.start(run, folder / "worker.log", held.pop_all())
+                    self.bars[folder] = self.display.add_task(name_of(run), total=1.0, state="starting")
+        except InUse:
+            self.elsewhere.append(run)
+        except (ConfigError, StorageError, OSError) as error:
+            self.ended.append(jobs.FAILED)
+            self.say(f"{name_of(run)}  failed  {error}")
+
+    def end(self, folder: Path) -> None:
+        """Says what became of a run whose workers have ended."""
         job = self.active.pop(folder)
         self.display.remove_task(self.bars.pop(folder))
-        self.ended.append(jobs.close(job))
-        (run,) = (found for found in results.read_runs(job.folder.parent.parent) if lies_in(found, job.folder))
-        row = self.finished_before + len(self.ended)
-        log = f"  (log: {job.folder / 'worker.log'})" if run.status == "failed" else ""
-        self.console.print(
-            f"[{row}/{len(self.runs)}] {report.row_line(job.run, run)}{log}", markup=False, highlight=False
-        )
+        self.report(job.run, folder, jobs.close(job))
+
+    def report(self, run: Config, folder: Path, code: int) -> None:
+        """Counts a run and prints its line."""
+        self.ended.append(code)
+        found = results.read_run(folder)
+        assert found is not None
+        log = f"  (log: {found.log})" if found.status == "failed" else ""
+        self.say(f"{report.row_line(run, found)}{log}")
+
+    def say(self, line: str) -> None:
+        """Prints a run's line with its number."""
+        number = f"[{self.finished_before + len(self.ended)}/{len(self.runs)}]"
+        self.console.print(f"{number} {line}", markup=False, highlight=False)
+
+    def silent_for(self, job: jobs.Job) -> float:
+        """Seconds since a run last wrote anything."""
+        found = (job.folder / name for name in (results.METRICS, results.LOG, results.CHECKPOINTS))
+        newest = max((path.stat().st_mtime for path in found if path.exists()), default=0.0)
+        now = time.monotonic()
+        before, since = self.signs.get(job.folder, (-1.0, now))
+        self.signs[job.folder] = (newest, since if newest == before else now)
+        return now - self.signs[job.folder][1]
 
     def show(self) -> None:
         """Brings the bars up to date."""
-        left = sum(map(work, self.waiting))
+        left = sum(map(work, [*self.waiting, *self.elsewhere]))
         for folder, job in self.active.items():
-            step = last_step(job.folder)
+            step = last_step(folder)
             left += work(job.run) * (1 - step / job.run.training.max_steps)
             state = f"update {step} of {job.run.training.max_steps}"
             self.display.update(self.bars[folder], completed=step / job.run.training.max_steps, state=state)
-        state = f"{self.finished_before + len(self.ended)} of {len(self.runs)} done"
+        elsewhere = f", {len(self.elsewhere)} at work elsewhere" if self.elsewhere else ""
+        state = f"{self.finished_before + len(self.ended)} of {len(self.runs)} done{elsewhere}"
         self.display.update(self.whole, completed=1 - left / self.total, state=state)
 
 
-def name_of(run: config.Config) -> str:
+def name_of(run: Config) -> str:
     """The run as the display names it."""
     return f"{run.experiment}{config.variation(run)} seed {run.seed}"
 
 
-def lies_in(found: results.Run, folder: Path) -> bool:
-    """True when `found` was read from this folder."""
-    return (found.experiment, f"seed{found.seed}") == (folder.parent.name, folder.name)
+def written(run: Config) -> int | None:
+    """When the run's last failure was written, if it has any: a newer one is another command's, during this sweep."""
+    path = config.run_folder(run) / results.FAILURE
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def last_step(folder: Path) -> int:
-    """The last update that a run has recorded, read from the end of its metrics; 0 when there is none yet."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return 0
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        lines = file.read().split(b"\n")[:-1]
-    return int(json.loads(lines[-1])["step"]) if lines else 0
+    """The last update that a run has recorded, read from the end of its metrics; 0 when that says none."""
+    path = folder / results.METRICS
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+        return int(json.loads(lines[-1])["step"]) if lines else 0
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return 0  # No reason to stop a sweep: whether the file is sound is for the run itself to say

@@ -15,23 +15,31 @@ ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 def static_rows(tokens: int) -> int:
     """The number of rows to give `tokens` tokens, so that the products of many batches have few different shapes.
 
-    oneDNN compiles a kernel for each new shape, in about a millisecond: hence multiples of 64, past 1023 tokens of 128,
-    past 2047 of 256, and so on.
+    oneDNN compiles a kernel for each new shape, in about a millisecond: hence powers of two up to 64, then multiples of
+    64, past 1023 tokens of 128, past 2047 of 256, and so on.
     """
+    if tokens <= STEP:
+        return 1 << (tokens - 1).bit_length()
     step = max(STEP, 1 << tokens.bit_length() >> 4)
     return -(-tokens // step) * step
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (T, I) times weight (O, I) transposed, plus bias (O,), as (T, O)."""
+    """x (..., I) times weight (O, I) transposed, plus bias (O,), as (..., O)."""
     if not _suits_onednn(x):
         return F.linear(x, weight, bias)
-    return _Product.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+    if x.dim() == 2 and len(x) % STEP == 0:
+        return _Product.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+    if torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    flat = x.reshape(-1, x.size(-1))
+    rows = F.pad(flat, (0, 0, 0, static_rows(len(flat)) - len(flat)))
+    return _onednn(rows, weight, bias)[: len(flat)].view(*x.shape[:-1], -1)
 
 
 def transposed_product(x: Tensor, y: Tensor) -> Tensor:
     """x (T, I) transposed times y (T, O), as (I, O), without gradient."""
-    if not _suits_onednn(x):
+    if not _suits_onednn(x) or len(x) % STEP:
         return x.t() @ y
     # oneDNN copies a transposed first factor: let that be the narrower one
     return _onednn(x.t(), y.t()) if x.size(1) <= y.size(1) else _onednn(y.t(), x.t()).t()
@@ -70,11 +78,4 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _suits_onednn(x: Tensor) -> bool:
     # Under autocast and in other types torch asks oneDNN itself, or cannot
-    return (
-        ONEDNN
-        and x.dim() == 2
-        and len(x) % STEP == 0
-        and x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and not torch.is_autocast_enabled("cpu")
-    )
+    return ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")

@@ -18,9 +18,13 @@ def label_smoothed_cross_entropy(
     The logits are hidden (T, D) times embedding (V, D) transposed. The smoothed loss expects 1 - label_smoothing of
     the probability on the target and the rest spread evenly over the V - 1 other tokens.
     """
-    loss, nats = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, embedding, target, label_smoothing, torch.is_grad_enabled()
-    )
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):  # once, and not again for each part
+        hidden, embedding = (x.to(torch.get_autocast_dtype(device)) for x in (hidden, embedding))
+    with torch.autocast(device, enabled=False):
+        loss, nats = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+            hidden, embedding, target, label_smoothing, torch.is_grad_enabled()
+        )
     return loss, nats
 
 
@@ -35,18 +39,24 @@ class _CrossEntropy(torch.autograd.Function):
         # Paper: silent on where epsilon_ls goes; the released code spreads it over the V - 1 other tokens
         share = label_smoothing / (vocab_size - 1)  # expected of each token ...
         extra = 1 - label_smoothing - share  # ... and, on top of that, of the target
+        wide = torch.promote_types(embedding.dtype, torch.float32)
+        summed = embedding.sum(0, dtype=wide).unsqueeze(
+            1
+        )  # (D, 1): gives the sum of a row's logits without reading them
         nats = torch.zeros((), dtype=torch.float64, device=hidden.device)
         all_nats = torch.zeros_like(nats)  # of every token of the vocabulary, not only of the target
         if with_gradient:
-            to_hidden, to_embedding = torch.empty_like(hidden), torch.zeros_like(embedding)
-        rows = 128 if hidden.device.type == "cpu" else 4096  # a CPU wants them in its cache, a GPU wants many
+            to_hidden = torch.empty_like(hidden)
+            to_embedding = torch.zeros_like(embedding, dtype=wide)
+        # A CPU wants them in its cache, but not to add to a large embedding too often; a GPU wants many
+        rows = (128 if embedding.numel() < 2**19 else 512) if hidden.device.type == "cpu" else 4096
         for start in range(0, len(target), rows):
             part = hidden[start : start + rows]  # (R, D)
             gold = target[start : start + rows].unsqueeze(1)  # (R, 1)
-            logits = product(part, embedding)  # (R, V)
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            logits -= logits.amax(1, keepdim=True)
-            of_gold, of_all = logits.gather(1, gold), logits.sum(1, keepdim=True)
+            logits = product(part, embedding).to(wide)  # (R, V)
+            highest = logits.amax(1, keepdim=True)
+            logits -= highest
+            of_gold, of_all = logits.gather(1, gold), torch.matmul(part.to(wide), summed) - highest * vocab_size
             total = logits.exp_().sum(1, keepdim=True)
             log_total = total.log()
             nats += (log_total - of_gold).sum(dtype=torch.float64)
@@ -54,14 +64,15 @@ class _CrossEntropy(torch.autograd.Function):
             if with_gradient:  # p(token) - expected(token), times the row's total, which leaves with the narrower side
                 gradient = logits.sub_(share * total)
                 gradient.scatter_add_(1, gold, -extra * total)
+                gradient = gradient.to(hidden.dtype)
                 to_hidden[start : start + rows] = product(gradient, embedding.t()) / total
-                to_embedding += transposed_product(gradient, part / total)
+                to_embedding += transposed_product(gradient, (part / total).to(hidden.dtype))
         if with_gradient:
             ctx.save_for_backward(to_hidden, to_embedding)
         ctx.mark_non_differentiable(nats)
-        return (extra * nats + share * all_nats).to(hidden.dtype), nats
+        return (extra * nats + share * all_nats).to(wide), nats
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         to_hidden, to_embedding = ctx.saved_tensors
-        return to_hidden * gradient, to_embedding * gradient, None, None, None
+        return to_hidden * gradient.to(to_hidden.dtype), to_embedding * gradient, None, None, None

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from aiayn.config import Config, ConfigError, Data
 from aiayn.corpus import EMBEDDED, Files
 from aiayn.dataset import Dataset
 from aiayn.dataset import prepare as prepare_dataset
+from aiayn.schema import Config, ConfigError, Data
 
 
 def sources(data: Data) -> dict[str, Files]:
@@ -46,4 +46,5 @@ def main(config: Config) -> None:
     print(f"{dataset.folder}: {dataset.tokenizer.vocab_size} pieces, SHA-256 {dataset.sha256}")
     for split, counts in dataset.manifest["splits"].items():
         dropped = ", ".join(f"{count} {reason}" for reason, count in counts["dropped"].items() if count) or "none"
-        print(f"{split}: {counts['lines']} lines, {counts['kept']} pairs kept, dropped: {dropped}")
+        unseen = f"unseen characters: {counts['source_unknown']} source, {counts['target_unknown']} target"
+        print(f"{split}: {counts['lines']} lines, {counts['kept']} pairs kept, dropped: {dropped}; {unseen}")

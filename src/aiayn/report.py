@@ -6,57 +6,17 @@ import io
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
-from aiayn.config import Config
-from aiayn.results import DEFINITION, Line, Measured, Run, Table, comparable, factors, look_up
-
-# Published base models spread over 0.8 BLEU on newstest2013; from base to A h=1, Table 3 loses 0.37 PPL for 0.9 BLEU.
-BLEU_TOLERANCE, PPL_TOLERANCE = 0.4, 0.16
+from aiayn.columns import STATUS, Cell, Column, columns_of, number_text, rows_of, value_text
+from aiayn.results import DEFINITION, Run, Table, comparable, factors, look_up
+from aiayn.schema import Config
 
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
-_STATUS = {"failed": "far", "stale": "near", "half-done": "near", "missing": "weak"}
 # What a terminal leaves out, the first that fits: a row's letter, its name, or its cells say the same.
 _LAYOUTS = ({"letter"}, {"row"}, {"letter", "definition"}, {"letter", "definition", "params"})
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One place of the printed table."""
-
-    text: str
-    style: str = ""  # good, near, far, weak
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of the printed table; neighbours of one group stand together."""
-
-    group: str
-    name: str
-    cells: list[Cell]
-
-    @property
-    def width(self) -> int:
-        """The characters of its widest place."""
-        return max(len(text) for text in (self.name, *(cell.text for cell in self.cells)))
-
-    @property
-    def align(self) -> str:
-        """`l` for text, `r` for numbers."""
-        return "l" if self.group in ("letter", "row") else "r"
-
-    def pad(self, text: str, width: int) -> str:
-        """`text` at its place in a column of `width` characters."""
-        return text.ljust(width) if self.align == "l" else text.rjust(width)
-
-    @property
-    def title(self) -> str:
-        """What stands above the group."""
-        return self.group if self.group in ("PPL", "BLEU", "params") else ""
 
 
 def render(table: Table, format: str, console: Console | None = None) -> str:
@@ -78,7 +38,9 @@ def row_line(config: Config, run: Run) -> str:
     start = f"{run.experiment:<19} seed {run.seed}  {run.status}"
     if run.result is None:
         return f"{start}  {run.cause or f'after {run.steps_done:,} steps'}"
-    ppl, bleu = (_number(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1)))
+    ppl, bleu = (
+        number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
+    )
     paper = config.paper if comparable(config.scale, config.data.name) else None
     their_ppl, their_bleu = (f" (paper {paper.ppl:.2f})", f" (paper {paper.bleu:.1f})") if paper else ("", "")
     return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"
@@ -94,7 +56,7 @@ def _caption(table: Table) -> str:
     """The sentences without which the figures would mislead."""
     changed = {name.replace("_", " "): factor for name, factor in factors(table.scale).items() if factor != 1}
     multiplied = ", ".join(f"{name} × {factor:g}" for name, factor in changed.items()) or "every factor is 1"
-    small = ", ".join(f"{name} {_value(table.base.trained, section, key)}" for name, section, key in DEFINITION)
+    small = ", ".join(f"{name} {value_text(table.base.trained, section, key)}" for name, section, key in DEFINITION)
     seeds = ", ".join(map(str, table.seeds)) or "none finished"
     deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
     sentences = [
@@ -114,116 +76,16 @@ def _caption(table: Table) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-# Columns and cells
-
-
-def _columns(table: Table) -> list[Column]:
-    lines = table.lines
-    letters = [Cell(line.group if table.opens_group(number) else "") for number, line in enumerate(lines)]
-    columns = [
-        Column("letter", "", letters),
-        Column("row", "row", [Cell(line.name) for line in lines]),
-        *(Column("definition", symbol, _definition(table, section, key)) for symbol, section, key in DEFINITION),
-        *_metric(table, "PPL", [line.config.paper.ppl for line in lines], "dev.ppl", 2, PPL_TOLERANCE, -1),
-        *_metric(table, "BLEU", [line.config.paper.bleu for line in lines], "dev.bleu.paper", 1, BLEU_TOLERANCE, +1),
-        Column("params", "paper", [Cell(str(line.config.paper.params_millions or "")) for line in lines]),
-        Column("params", "40 960", [_params(line, "params_at_40960_rows") for line in lines]),
-        Column("params", "ours", [_params(line, "params") for line in lines]),
-        Column("seeds", "seeds", [_seeds(line) for line in lines]),
-    ]
-    # The paper's vocabulary says nothing about a model of another width.
-    return [column for column in columns if table.comparable or column.name != "40 960"]
-
-
-def _rows(columns: Sequence[Column]) -> list[tuple[Cell, ...]]:
-    return list(zip(*(column.cells for column in columns), strict=True))
-
-
-def _definition(table: Table, section: str, key: str) -> list[Cell]:
-    """Like the paper, only base and what differs from it is printed."""
-    base, *others = (_value(line.config, section, key) for line in table.lines)
-    return [Cell(base), *(Cell(value if value != base else "") for value in others)]
-
-
-def _value(config: Config, section: str, key: str) -> str:
-    value = getattr(getattr(config, section), key)
-    return f"{value // 1000}K" if key == "max_steps" and value % 1000 == 0 else str(value)
-
-
-def _metric(
-    table: Table, group: str, paper: list[float], key: str, digits: int, tolerance: float, better: int
-) -> list[Column]:
-    """The paper's column, ours and the difference; under other conditions also both effects: a row minus its base."""
-    measured = [line.measured(key) for line in table.lines]
-    ours = [None if value is None else value.mean for value in measured]
-    paper_column = Column(group, "paper", [Cell(_number(value, digits)) for value in paper])
-    our_column = Column(group, "ours", [_measured(value, digits) for value in measured])
-    gaps = [None if mine is None else mine - theirs for mine, theirs in zip(ours, paper, strict=True)]
-    styles = [_nearness(gap, tolerance, better) if table.comparable else "weak" for gap in gaps]
-    differences = [_signed(gap, digits, style) for gap, style in zip(gaps, styles, strict=True)]
-    compared = [paper_column, our_column, Column(group, "diff", differences)]
-    if table.comparable:
-        return compared
-    effects = list(zip(table.effects(paper), table.effects(ours), strict=True))
-    their_cells = [_signed(theirs, digits, "") for theirs, _ in effects]
-    our_cells = [_signed(mine, digits, _agreement(mine, theirs, tolerance)) for theirs, mine in effects]
-    return [*compared, Column(group, "Δ paper", their_cells), Column(group, "Δ ours", our_cells)]
-
-
-def _nearness(difference: float | None, tolerance: float, better: int) -> str:
-    """Reproduced or better, a little worse, far worse."""
-    gain = 0.0 if difference is None else difference * better
-    return "good" if gain >= -tolerance else "near" if gain >= -2 * tolerance else "far"
-
-
-def _agreement(ours: float | None, paper: float | None, tolerance: float) -> str:
-    """Whether an effect has the paper's sign; one that the paper itself may owe to chance says nothing."""
-    if ours is None or paper is None or round(abs(paper), 6) < tolerance:
-        return "weak"
-    return "good" if ours * paper > 0 else "far"
-
-
-def _measured(value: Measured | None, digits: int) -> Cell:
-    if value is None:
-        return Cell("–", "weak")
-    deviation = "" if value.deviation is None else f"±{_number(value.deviation, digits)}"
-    return Cell(f"{_number(value.mean, digits)}{deviation}")
-
-
-def _signed(value: float | None, digits: int, style: str) -> Cell:
-    if value is None:
-        return Cell("")
-    size = _number(abs(value), digits)
-    sign = "" if float(size) == 0 else "+" if value > 0 else "−"
-    return Cell(f"{sign}{size}", style)
-
-
-def _number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if value < 1000 else f"{value:.0f}" if value < 1e5 else f"{value:.0e}"
-
-
-def _params(line: Line, key: str) -> Cell:
-    value = line.measured(key)
-    return Cell("–", "weak") if value is None else Cell(f"{value.mean / 1e6:.{1 if value.mean >= 1e7 else 2}f}")
-
-
-def _seeds(line: Line) -> Cell:
-    return Cell(str(len(line.finished))) if line.finished else Cell(line.status, _STATUS[line.status])
-
-
-# Formats
-
-
 def _terminal(table: Table, console: Console) -> str:
     for left_out in _LAYOUTS:
-        grid = _grid(table, [column for column in _columns(table) if column.group not in left_out])
+        grid = _grid(table, [column for column in columns_of(table) if column.group not in left_out])
         width = max(line.cell_len for line in grid)
         if width <= console.width or not console.is_terminal:
             break
     if not console.is_terminal:
         console = Console(file=console.file, width=width, color_system=None)
     notes = [
-        Text.assemble((status, _COLOURS[_STATUS[status]]), f"  {run}: {detail}") for run, status, detail in table.notes
+        Text.assemble((status, _COLOURS[STATUS[status]]), f"  {run}: {detail}") for run, status, detail in table.notes
     ]
     with console.capture() as capture:
         console.print(Text(_title(table), "bold"), *grid, sep="\n", no_wrap=True, crop=True)
@@ -250,13 +112,13 @@ def _grid(table: Table, columns: Sequence[Column]) -> list[Text]:
     head = line([Cell(column.name) for column in columns], "bold")
     rule = Text("".join("┼" if character == "│" else "─" for character in head.plain), "dim")
     lines = [titles, head]
-    for number, row in enumerate(_rows(columns)):
+    for number, row in enumerate(rows_of(columns)):
         lines += [rule, line(row)] if table.opens_group(number) else [line(row)]
     return [*lines, rule]
 
 
 def _markdown(table: Table) -> str:
-    columns = [column for column in _columns(table) if column.group != "letter"]
+    columns = [column for column in columns_of(table) if column.group != "letter"]
     head = [f"{column.title} {column.name}".strip() for column in columns]
     widths = [max(2, len(name), column.width) for name, column in zip(head, columns, strict=True)]
 
@@ -267,7 +129,7 @@ def _markdown(table: Table) -> str:
     rules = [
         "-" * (width - 1) + (":" if column.align == "r" else "-") for width, column in zip(widths, columns, strict=True)
     ]
-    lines = [line(head), line(rules), *(line([cell.text for cell in row]) for row in _rows(columns))]
+    lines = [line(head), line(rules), *(line([cell.text for cell in row]) for row in rows_of(columns))]
     notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in table.notes]
     caption = _markdown_text(_caption(table))
     parts = [f"### {_markdown_text(_title(table))}", "\n".join(lines), caption, "\n".join(notes)]
@@ -307,13 +169,13 @@ def _csv(table: Table) -> str:
 
 
 def _latex(table: Table) -> str:
-    columns = [column for column in _columns(table) if column.group != "letter"]
+    columns = [column for column in columns_of(table) if column.group != "letter"]
     spans = [(title, len(list(group))) for title, group in itertools.groupby(columns, lambda column: column.title)]
     lines = [
         " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_latex_text(title)}}}" for title, count in spans) + r" \\",
         " & ".join(_latex_symbol(column.name) for column in columns) + r" \\",
     ]
-    for number, row in enumerate(_rows(columns)):
+    for number, row in enumerate(rows_of(columns)):
         cells = " & ".join(_latex_text(cell.text) for cell in row) + r" \\"
         lines += [r"\hline", cells] if table.opens_group(number) else [cells]
     notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes]

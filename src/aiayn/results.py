@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aiayn import storage
-from aiayn.config import ROWS, Config, Scale, scaled
+from aiayn.config import scaled
+from aiayn.schema import ROWS, Config, Scale, meaning
 
 SCHEMA = 1
 RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"
+LOG = "worker.log"
 
 Status = Literal["finished", "failed", "half-done", "missing"]
 
@@ -58,15 +60,19 @@ class Run:
     cause: str  # one printable line; empty unless failed
     result: dict[str, Any] | None  # the checked result.json when finished
     steps_done: int
+    log: str = ""  # where a failed run's own output is
 
 
 def read_runs(folder: Path) -> list[Run]:
     """Every run under `folder` (runs/<data>-<scale>), by name and seed; folders that are no runs are passed over."""
-    found = []
-    for path in folder.glob("*/*/"):
-        if match := _FOLDER.fullmatch(f"{path.parent.name}/{path.name}"):
-            found.append(_read_run(path, match["experiment"], int(match["seed"])))
+    found = [run for path in folder.glob("*/*/") if (run := read_run(path))]
     return sorted(found, key=lambda run: (run.experiment, run.seed))
+
+
+def read_run(folder: Path) -> Run | None:
+    """What became of the run in this folder; None for a folder that is none of a run."""
+    match = _FOLDER.fullmatch(f"{folder.parent.name}/{folder.name}")
+    return _read_run(folder, match["experiment"], int(match["seed"])) if match else None
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -81,6 +87,13 @@ def read_result(path: Path) -> dict[str, Any]:
             if not isinstance(value, kind) or isinstance(value, bool) or out_of_range:
                 raise ValueError(f"{path.name}: {key} is missing or has no sensible value")
     return result
+
+
+def changed(claims: Mapping[str, Any], result: dict[str, Any] | None) -> list[str]:
+    """What is claimed about a run, but its result's own config denies."""
+    config = (result or {}).get("config", {})
+    values = {key: (look_up(config, key), claim) for key, claim in claims.items()}
+    return [f"{key} was {value}, is {claim}" for key, (value, claim) in values.items() if value != claim]
 
 
 def look_up(result: dict[str, Any], key: str) -> Any:
@@ -140,10 +153,13 @@ class Line:
     def notes(self) -> list[tuple[str, str, str]]:
         """(run, status, detail) of every run that is not among the figures."""
         remedy = "delete its folder and train it again"
-        notes = [(run, "stale", f"{'; '.join(_changed(self.trained, run))}: {remedy}") for run in self.stale]
+        notes = []
+        for run in self.stale:
+            first, *others = changed(_claims(self.trained), run.result)
+            notes.append((run, "stale", f"{first}{f', and {len(others)} more' if others else ''}: {remedy}"))
         for run in self.runs:
             if run.status == "failed":
-                notes.append((run, "failed", run.cause))
+                notes.append((run, "failed", f"{run.cause}; log: {run.log}" if run.log else run.cause))
             elif run.status == "half-done":
                 notes.append((run, "half-done", f"{run.steps_done:,} of {self.trained.training.max_steps:,} steps"))
         return [(f"{self.name} seed {run.seed}", status, printable(detail)) for run, status, detail in notes]
@@ -203,7 +219,7 @@ def table(rows: Mapping[str, Config], runs: Sequence[Run], scale: Scale, data: s
     for name in ROWS:
         trained = scaled(dataclasses.replace(rows[name], scale=scale))
         own = [run for run in runs if run.experiment == name]
-        stale = [run for run in own if run.result and _changed(trained, run)]
+        stale = [run for run in own if run.result and changed(_claims(trained), run.result)]
         lines.append(Line(rows[name], trained, tuple(run for run in own if run not in stale), tuple(stale)))
     return Table(tuple(lines), scale, data, sum(run.experiment not in rows for run in runs))
 
@@ -228,7 +244,8 @@ def _read_run(folder: Path, experiment: str, seed: int) -> Run:
         if (folder / FAILURE).exists():
             failure = _read_json(folder / FAILURE)
             cause = f"{failure.get('cause', 'no cause recorded')} (exit code {failure.get('exit_code', 'unknown')})"
-            return Run(experiment, seed, "failed", printable(cause), None, steps)
+            log = printable(str(folder / LOG)) if (folder / LOG).exists() else ""
+            return Run(experiment, seed, "failed", printable(cause), None, steps, log)
         begun = (folder / METRICS).exists() or (folder / CHECKPOINTS).exists()
         return Run(experiment, seed, "half-done" if begun else "missing", "", None, steps)
     except (OSError, ValueError) as error:
@@ -268,11 +285,10 @@ def _steps_done(metrics: Path) -> int:
     return 0
 
 
-def _changed(claimed: Config, run: Run) -> list[str]:
-    """What the table would claim about a run, but the run's own config denies."""
-    config = run.result["config"] if run.result else {}
-    claims = {f"{section}.{field}": getattr(getattr(claimed, section), field) for _, section, field in DEFINITION}
-    claims["model.learned_positions"] = claimed.model.learned_positions
-    claims |= {f"scale.{name}": factor for name, factor in factors(claimed.scale).items()}
-    values = {key: (look_up(config, key), claim) for key, claim in claims.items()}
-    return [f"{key} was {value}, is {claim}" for key, (value, claim) in values.items() if value != claim]
+def _claims(line: Config) -> dict[str, Any]:
+    """What the table says of every run of a line, whatever its seed and its text."""
+    return {
+        key: value
+        for key, value in meaning(line).items()
+        if key.startswith(("model.", "training.", "scale.", "decoding."))
+    }

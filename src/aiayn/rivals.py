@@ -1,6 +1,5 @@
 """The same Transformer, with the same weights, in other people's code: what `aiayn bench` measures ours against."""
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from aiayn.attention import MemoryAttention, SelfAttention
 from aiayn.batching import Batch
-from aiayn.export import NORM_EPSILON, ctranslate2_spec, marian, positions, standard_projections
+from aiayn.export import NORM_EPSILON, marian, positions, standard_projections, written
 from aiayn.tokenizer import BOS, EOS, PAD
 from aiayn.transformer import DecoderLayer, Transformer
 
@@ -262,11 +261,10 @@ def _ctranslate2(model: Transformer, compute_type: str, batches_at_once: int, th
     import ctranslate2
 
     pieces = [str(number) for number in range(model.embedding.num_embeddings)]
-    with tempfile.TemporaryDirectory() as folder:
-        ctranslate2_spec(model, pieces).save(folder)
+    with written(model, pieces, "ctranslate2") as folder:
         device = "cuda" if model.embedding.weight.is_cuda else "cpu"
         translator = ctranslate2.Translator(
-            folder, device, compute_type=compute_type, inter_threads=batches_at_once, intra_threads=threads
+            str(folder), device, compute_type=compute_type, inter_threads=batches_at_once, intra_threads=threads
         )
 
     def decode(sentences: Sequence[list[int]], beam_size: int) -> list[list[int]]:

@@ -4,14 +4,26 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+# Where a process can die, a disk refuse or time pass, in the order in which a file goes through them
+POINTS = ("locked", "opened", "written", "synced", "renamed", "appending", "appended", "removing", "removed")
 
 
 class StorageError(Exception):
     """A file could not be written or read back: the message names the path and the cause."""
+
+
+class InUse(StorageError):
+    """Another process has the folder: the message names it."""
+
+
+def fault(point: str, path: Path) -> None:
+    """Nothing; a test puts a kill, an error or a delay at one of POINTS in its place."""
+    assert point in POINTS
 
 
 @contextmanager
@@ -19,24 +31,30 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     """Yields a binary file that becomes `path` when the block ends, and vanishes when it raises.
 
     Written beside its destination, never in $TMPDIR, which may be another file system; flushed to the disk, renamed,
-    and the folder flushed too. Raises StorageError with the path when the disk is full or the folder cannot be written.
+    and the folder flushed too. Raises StorageError with path and size when the disk is full or refuses.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         with temporary.open("wb") as file:
+            fault("opened", path)
             yield file
+            fault("written", path)
             file.flush()
             os.fsync(file.fileno())
+        fault("synced", path)
         temporary.replace(path)
+        fault("renamed", path)
         _flush_folder(path.parent)
     except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+        reached = f" after {temporary.stat().st_size} bytes" if temporary.exists() else ""
+        raise StorageError(f"cannot write {path}: {error.strerror or error}{reached}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the error that says more is on its way
+            temporary.unlink()
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes | memoryview) -> None:
     """Writes `data` to `path` atomically."""
     with atomic(path) as file:
         file.write(data)
@@ -52,22 +70,51 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def append_line(path: Path, line: str) -> None:
-    """Appends one line to `path` in a single write, so that a crash can tear only the last line."""
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Appends lines to `path` and flushes them to the disk; a crash can tear only the last line."""
+    data = "".join(line + "\n" for line in lines).encode()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
-            file.write(line.encode() + b"\n")
+        with appending(path) as file:
+            fault("appending", path)
+            while data:  # a disk that is nearly full takes a part and says so only when asked again
+                data = data[file.write(data) :]
+            fault("appended", path)
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StorageError(f"cannot append to {path}: {error.strerror or error}") from error
+
+
+def appending(path: Path) -> BinaryIO:
+    """`path`, open for appending without a buffer: the log of another process."""
+    try:
+        _make_folder(path.parent)
+        return path.open("ab", buffering=0)
     except OSError as error:
         raise StorageError(f"cannot append to {path}: {error.strerror or error}") from error
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file written by `append_line`, without a torn last one; none when the file is missing."""
+    """The lines of a file written by `append_lines`, without a torn last one; none when the file is missing."""
     if not path.exists():
         return []
     *whole, _torn = path.read_bytes().split(b"\n")
     return [line.decode() for line in whole]
+
+
+def remove(path: Path) -> None:
+    """Removes a file; a missing one is no error."""
+    try:
+        fault("removing", path)
+        path.unlink(missing_ok=True)
+        fault("removed", path)
+    except OSError as error:
+        raise StorageError(f"cannot remove {path}: {error.strerror or error}") from error
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes what killed processes were writing into `folder`; for whoever holds the folder's lock."""
+    for path in folder.glob(".*.tmp"):
+        remove(path)
 
 
 def sha256(path: Path) -> str:
@@ -80,23 +127,43 @@ def sha256(path: Path) -> str:
 def lock(path: Path, *, wait: bool) -> Iterator[None]:
     """Holds `path` for this process; the kernel drops it with the process, so a dead owner never blocks anyone.
 
-    Waits for the owner when `wait`; otherwise raises StorageError with the owner's process and host.
+    Waits for the owner when `wait`; otherwise raises InUse with the owner's process and host.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    try:
+        _make_folder(path.parent)
+        file = path.open("a+b")
+    except OSError as error:
+        raise StorageError(f"cannot lock {path}: {error.strerror or error}") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             file.seek(0)
             owner = file.read().decode() or "another process"
-            raise StorageError(f"{path.parent} is in use by {owner}: wait for it or stop it") from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
-        file.flush()
+            raise InUse(f"{path.parent} is in use by {owner}: wait for it or stop it") from error
+        try:
+            _sign(file, f"process {os.getpid()} on {os.uname().nodename}")
+            fault("locked", path)
+        except OSError as error:
+            raise StorageError(f"cannot lock {path}: {error.strerror or error}") from error
         try:
             yield
         finally:
             file.truncate(0)
+
+
+def _sign(file: BinaryIO, owner: str) -> None:
+    file.truncate(0)
+    file.write(owner.encode())
+    file.flush()
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes a folder and those above it, each on the disk before anything is put into it."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _flush_folder(folder.parent)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -5,9 +5,10 @@ import sys
 from rich.console import Console
 
 from aiayn import config, report, results
+from aiayn.schema import Config
 
 
-def main(run: config.Config) -> None:
+def main(run: Config) -> None:
     """Prints the table of `<output>/<data>-<scale>` in the format asked for."""
     runs = results.read_runs(config.sweep_folder(run))
     table = results.table(config.rows(), runs, run.scale, run.data.name)

@@ -1,32 +1,37 @@
-"""Trains one run in this process, evaluates it and writes `result.json`: `python -m aiayn.train <run folder>`."""
+"""Trains one run in this process, evaluates it and writes `result.json`."""
 
+import contextlib
 import dataclasses
 import datetime
 import logging
 import os
 import platform
 import sys
+import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 from aiayn import checkpoint, config, jobs, storage
-from aiayn.callbacks import Bar, Dev, Interrupted, Record, Save
+from aiayn.callbacks import LOG_SECONDS, Bar, Dev, Record, Save
 from aiayn.corpus import DataError
 from aiayn.dataset import Dataset
 from aiayn.evaluate import build, evaluate, teacher_forced_nats
 from aiayn.lightning_data import LightningUpdates
 from aiayn.lightning_model import LightningTransformer, NonFinite
 from aiayn.prepare import prepare
+from aiayn.schema import Config
+from aiayn.signals import Interrupted, StopFlag
 from aiayn.transformer import Transformer
+from aiayn.view import view
 
 PACKAGES = (
     "aiayn",
@@ -41,6 +46,8 @@ PACKAGES = (
 )
 
 
+# How long a rank waits for another's word before it says why it failed.
+PEER_SECONDS = 2.0
 RECIPE = (
     *("warmup_steps", "label_smoothing", "learning_rate_factor"),
     *("adam_beta1", "adam_beta2", "adam_epsilon"),
@@ -54,7 +61,7 @@ CODES = {
 }
 
 
-def train(run: config.Config, folder: Path) -> None:
+def train(run: Config, folder: Path) -> None:
     """Trains the run to its last update, from its newest checkpoint if it has one, and leaves a finished run folder.
 
     Raises NonFinite, Interrupted, DataError, StorageError: `main` turns them into exit codes.
@@ -62,29 +69,59 @@ def train(run: config.Config, folder: Path) -> None:
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say: Callable[[str], None] = (lambda message: print(message, flush=True)) if rank == 0 else (lambda message: None)
     torch.set_num_threads(run.hardware.threads)
-    dataset = prepare(run, lambda message: say(f"prepare: {message}"))
-    transformer = build(run, dataset.tokenizer.vocab_size)
-    module = LightningTransformer(
-        transformer,
-        d_model=run.model.d_model,
-        seed=run.seed,
-        **{key: getattr(run.training, key) for key in RECIPE},
-    )
-    saved = checkpoint.newest(folder / "checkpoints")
-    if saved:
-        module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
-        say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
-    with view(run, folder, rank) as show:
-        record = Record(folder / "metrics.jsonl", module.updates_done, show, writes=rank == 0)
-        if module.updates_done < run.training.max_steps:
-            fit(run, folder, module, dataset, record, ranks)
+    with StopFlag() as stop:
+
+        def prepared(message: str) -> None:
+            say(f"prepare: {message}")
+            stop.heed()
+
+        dataset = prepare(run, prepared)
+        stop.heed()
         if rank == 0:
-            say(f"{run.experiment}: decoding the dev set")
-            finish(run, folder, transformer, dataset, record, show)
+            jobs.check_data(folder, dataset.sha256)
+        module = LightningTransformer(
+            build(run, dataset.tokenizer.vocab_size),
+            d_model=run.model.d_model,
+            seed=run.seed,
+            **{key: getattr(run.training, key) for key in RECIPE},
+        )
+        saved = checkpoint.newest(folder / "checkpoints")
+        if saved:
+            with checkpoint.fitting(saved[0]):
+                module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
+            say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
+        with view(run, folder, rank) as show:
+            record = Record(folder / "metrics.jsonl", module.updates_done, show, writes=rank == 0)
+            if module.updates_done < run.training.max_steps:
+                fit(run, folder, module, dataset, record, ranks, stop)
+            if rank == 0:
+                say(f"{run.experiment}: decoding the dev set")
+                finish(run, folder, module.transformer, dataset, record, show, Decoded(run, dataset, stop))
+
+
+class Decoded:
+    """Counts the sentences that are decoded: a line now and then in a log, and an end between two batches if asked."""
+
+    def __init__(self, run: Config, dataset: Dataset, stop: StopFlag) -> None:
+        self.name, self.sentences, self.stop = run.experiment, len(dataset.pairs("dev")), stop
+        self.done, self.logged = 0, time.perf_counter()
+
+    def __call__(self, sentences: int) -> None:
+        self.stop.heed()
+        self.done += sentences
+        if time.perf_counter() - self.logged > LOG_SECONDS:
+            self.logged = time.perf_counter()
+            print(f"{self.name}: {self.done} of {self.sentences} sentences decoded", flush=True)
 
 
 def fit(
-    run: config.Config, folder: Path, module: LightningTransformer, dataset: Dataset, record: Record, ranks: int
+    run: Config,
+    folder: Path,
+    module: LightningTransformer,
+    dataset: Dataset,
+    record: Record,
+    ranks: int,
+    stop: StopFlag,
 ) -> None:
     """Runs the remaining updates."""
     training, start = run.training, module.updates_done
@@ -99,7 +136,8 @@ def fit(
         precision=run.hardware.precision,  # type: ignore[arg-type]
         max_steps=training.max_steps - start,
         max_epochs=-1,
-        plugins=[checkpoint.VerifiedCheckpointIO()],
+        # Under SLURM or torchrun Lightning would take their idea of the ranks for ours
+        plugins=[checkpoint.VerifiedCheckpointIO(), LightningEnvironment()],
         callbacks=[
             record,
             Dev(
@@ -109,7 +147,12 @@ def fit(
                 training.max_steps,
             ),
             Save(
-                record, folder / "checkpoints", training.checkpoint_every, training.keep_checkpoints, training.max_steps
+                record,
+                folder / "checkpoints",
+                training.checkpoint_every,
+                training.keep_checkpoints,
+                training.max_steps,
+                stop,
             ),
             Bar(record, run.experiment, start, training.max_steps),
         ],
@@ -133,16 +176,17 @@ def fit(
 
 
 def finish(
-    run: config.Config,
+    run: Config,
     folder: Path,
     transformer: Transformer,
     dataset: Dataset,
     record: Record,
     show: Callable[[dict[str, Any]], None],
+    progress: Callable[[int], None],
 ) -> None:
     """Decodes the dev set and writes the translations, then the result."""
     transformer.to("cuda" if run.hardware.accelerator == "gpu" else "cpu")
-    figures, translations = evaluate(transformer, dataset, "dev", run)
+    figures, translations = evaluate(transformer, dataset, "dev", run, progress)
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in translations))
     show({"step": run.training.max_steps, "dev/bleu": figures["bleu"]["sacrebleu"], "dev/ppl": figures["ppl"]})
     (last,) = checkpoint.newest(folder / "checkpoints")
@@ -167,7 +211,7 @@ def finish(
             "tokenizer": storage.sha256(dataset.folder / "tokenizer.model"),
             "checkpoint": storage.sha256(last),
         },
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **versions()},
         "hardware": {
             "machine": platform.machine(),
             "cores": os.cpu_count(),
@@ -181,74 +225,48 @@ def finish(
     print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {figures['bleu']['sacrebleu']:.2f}", flush=True)
 
 
-def parameters(run: config.Config, vocab_size: int) -> int:
+def versions() -> dict[str, str]:
+    """The installed versions of the packages that figures can depend on."""
+    installed = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):  # the run goes on without W&B
+            installed[name] = metadata.version(name)
+    return installed
+
+
+def parameters(run: Config, vocab_size: int) -> int:
     """Trainable parameters with so many embedding rows, counted on a model without storage."""
     with torch.device("meta"):
         model = build(run, vocab_size)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@contextmanager
-def view(run: config.Config, folder: Path, rank: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that shows rows in Weights & Biases; silent when disabled or out of order: it stops no run."""
-    if run.wandb.mode == "disabled" or rank > 0:
-        yield lambda row: None
-        return
-    import wandb
-
-    os.environ.setdefault("WANDB_SILENT", "true")
-    row = run.experiment + config.variation(run)
-    try:
-        logged = wandb.init(
-            project=run.wandb.project,
-            entity=run.wandb.entity,
-            mode="online" if run.wandb.mode == "online" else "offline",
-            dir=folder,
-            id=f"{run.data.name}-{run.scale.name}-{run.experiment}{config.variation(run)}-seed{run.seed}".replace(
-                "+", "-"
-            ),
-            name=f"{row} seed {run.seed}",
-            group=f"{run.data.name}-{run.scale.name}",
-            tags=[run.experiment, run.scale.name, run.data.name],
-            config=dataclasses.asdict(run),
-            resume="allow",
-            settings=wandb.Settings(init_timeout=60, console="off"),
-        )
-    except Exception as error:
-        warnings.warn(f"W&B is not to be had, the run goes on without it: {error}", stacklevel=2)
-        yield lambda row: None
-        return
-    logged.define_metric("*", step_metric="step")
-    try:
-        yield logged.log
-    finally:
-        logged.finish()
-        if run.wandb.mode == "offline":
-            print(f"W&B: kept offline; to show it: wandb sync {folder}/wandb/offline-run-*", flush=True)
-
-
 def main(folder: Path) -> int:
     """Trains the run of a folder and returns the exit code; what went wrong is one line and `failure.json`."""
-    jobs.die_with_parent()
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     try:
-        with storage.lock(folder / f".lock{os.environ.get('RANK', '')}", wait=False):
+        rank = os.environ.get("RANK", "0")
+        # Rank 0 of several takes the same lock as a worker that is alone: there is one run to a folder
+        with storage.lock(folder / (".lock" if rank == "0" else f".lock{rank}"), wait=False):
             train(config.read(folder / "config.yaml"), folder)
     except Interrupted as error:
         print(error, flush=True)
         return jobs.INTERRUPTED
     except tuple(CODES) as error:
         code = next(code for kind, code in CODES.items() if isinstance(error, kind))
-        jobs.fail(folder, code, str(error))
-        return code
+        return fail(folder, code, str(error))
     except Exception as error:
-        traceback.print_exc()
-        jobs.fail(folder, jobs.FAILED, f"{type(error).__name__}: {error}")
-        return jobs.FAILED
+        print(jobs.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
+        return fail(folder, jobs.FAILED, f"{type(error).__name__}: {error}")
     return jobs.DONE
 
 
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+def fail(folder: Path, code: int, cause: str) -> int:
+    """Leaves the cause, unless another rank has: whoever speaks second has only lost its peer. Returns the code."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and code == jobs.FAILED:
+        time.sleep(PEER_SECONDS)
+    if not (folder / "failure.json").exists():
+        jobs.fail(folder, code, cause)
+    return code

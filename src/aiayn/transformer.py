@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences, causal_mask
 from aiayn.batching import Batch
-from aiayn.linear import Linear, static_rows
+from aiayn.linear import Linear, product, static_rows
 
 # S source tokens, T target tokens of all sentences, packed; B sentences; W hypotheses of each; t steps taken
 # L tokens of the longest source; D d_model; H heads; K d_k; V d_v
@@ -236,7 +236,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
-        return F.linear(hidden, self.embedding.weight)
+        return product(hidden, self.embedding.weight)
 
     def start(self, source: Tensor, source_offsets: Tensor) -> Cache:
         """The cache to decode source (S,) with; `source_offsets` (B + 1,). It holds one empty hypothesis a sentence."""

@@ -1,34 +1,54 @@
 """`aiayn translate`: standard input to standard output, n lines in, n lines out."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import BinaryIO
 
 import torch
 
-from aiayn.config import Config, Decoding
 from aiayn.dataset import Dataset
 from aiayn.evaluate import search, trained
+from aiayn.schema import Config, Decoding
 from aiayn.transformer import Transformer
 
 LINES_AT_ONCE = 1000
+# Attention takes memory by the square of a line's tokens, so a book without a line feed must not be one sentence
+LONGEST = 1000
+CHARACTERS_A_PIECE = 16  # SentencePiece's own limit: so many characters for each token never cut a line too short
 
 
-def translate(model: Transformer, dataset: Dataset, decoding: Decoding, lines: Iterable[bytes]) -> Iterator[str]:
-    """One translation for each line, in order; empty for a line without text. Bytes that are no UTF-8 are replaced."""
+def translate(
+    model: Transformer, dataset: Dataset, decoding: Decoding, lines: Iterable[bytes], warn: Callable[[str], None]
+) -> Iterator[str]:
+    """One translation for each line, in order; empty for a line without text. Bytes that are no UTF-8 are replaced.
+
+    Of a line beyond `LONGEST` tokens, or beyond what training kept if that is more, the beginning is translated, and
+    `warn` is told.
+    """
+    limit = max(LONGEST, dataset.manifest["settings"]["max_length"])
     rest = iter(lines)
+    number = 0
     while chunk := list(islice(rest, LINES_AT_ONCE)):
         texts = [line.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r") for line in chunk]
-        ids = [
-            ids if text.strip() else ids[:0] for text, ids in zip(texts, dataset.tokenizer.encode(texts), strict=True)
-        ]
-        yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in search(model, ids, decoding)])
+        beginnings = [text[: limit * CHARACTERS_A_PIECE] for text in texts]
+        sources = []
+        for text, beginning, ids in zip(texts, beginnings, dataset.tokenizer.encode(beginnings), strict=True):
+            number += 1
+            if len(ids) > limit or beginning != text:
+                warn(f"line {number} has more than {limit} tokens: only its beginning is translated")
+            sources.append(ids[:limit] if text.strip() else ids[:0])
+        yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in search(model, sources, decoding)])
 
 
 def main(config: Config, source: BinaryIO | None = None) -> None:
     """Translates standard input with the run that the configuration names."""
     torch.set_num_threads(config.hardware.threads)
     model, dataset, _folder = trained(config)
-    for line in translate(model, dataset, config.decoding, source or sys.stdin.buffer):
-        print(line.replace("\n", " "), flush=True)
+    lines = source or sys.stdin.buffer
+    for line in translate(
+        model, dataset, config.decoding, lines, lambda line: print(f"aiayn: {line}", file=sys.stderr)
+    ):
+        # Bytes, so that neither the locale nor the platform's line end has a say
+        sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")
+        sys.stdout.buffer.flush()

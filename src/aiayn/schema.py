@@ -1,0 +1,261 @@
+"""Every knob of a run: name, type, range, and whether a run may be resumed with another value. YAML owns the values."""
+
+import dataclasses
+import difflib
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+# The paper's order.
+ROWS = (
+    *("base", "a_h1", "a_h4", "a_h16", "a_h32", "b_dk16", "b_dk32"),
+    *("c_n2", "c_n4", "c_n8", "c_dmodel256", "c_dmodel1024", "c_dff1024", "c_dff4096"),
+    *("d_dropout00", "d_dropout02", "d_smoothing00", "d_smoothing02", "e_learned_positions", "big"),
+)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class ConfigError(ValueError):
+    """A value that a user can get wrong: one line naming the key, the value and what is allowed."""
+
+
+def _number(low: float, high: float = math.inf, *, below: float = math.inf) -> Any:
+    return field(default=MISSING, metadata={"low": low, "high": high, "below": below})
+
+
+def _one_of(*choices: str) -> Any:
+    return field(default=MISSING, metadata={"choices": choices})
+
+
+def _name() -> Any:
+    return field(default=MISSING, metadata={"name": True})
+
+
+@dataclass
+class Model:
+    """Section 3: the sizes of the Transformer."""
+
+    num_layers: int = _number(1, 64)
+    d_model: int = _number(2, 65536)
+    d_ff: int = _number(1, 262144)
+    num_heads: int = _number(1, 1024)
+    d_k: int = _number(1, 65536)
+    d_v: int = _number(1, 65536)
+    dropout: float = _number(0.0, below=1.0)
+    learned_positions: bool = MISSING
+
+
+@dataclass
+class Training:
+    """Section 5: the one recipe of all rows."""
+
+    max_steps: int = _number(1)
+    warmup_steps: int = _number(1)
+    tokens_per_update: int = _number(1)
+    label_smoothing: float = _number(0.0, below=1.0)
+    learning_rate_factor: float = _number(0.0, 1e6)
+    adam_beta1: float = _number(0.0, below=1.0)
+    adam_beta2: float = _number(0.0, below=1.0)
+    adam_epsilon: float = _number(0.0, 1.0)
+    dev_every: int = _number(1)
+    checkpoint_every: int = _number(1)
+    keep_checkpoints: int = _number(1)
+
+
+@dataclass
+class Data:
+    """Which parallel text, and how it is cut into pieces."""
+
+    name: str = _name()
+    vocab_size: int = _number(8, 1_000_000)
+    max_length: int = _number(2, 100_000)
+    train_source: str = MISSING
+    train_target: str = MISSING
+    dev_source: str = MISSING
+    dev_target: str = MISSING
+    test_source: str = MISSING
+    test_target: str = MISSING
+
+
+@dataclass
+class Scale:
+    """The dial that multiplies the numbers of every row alike."""
+
+    name: str = _name()
+    width: float = _number(1e-6, 1e6)
+    layers: float = _number(1e-6, 1e6)
+    steps: float = _number(1e-9, 1e6)
+    warmup: float = _number(1e-9, 1e6)
+    batch: float = _number(1e-9, 1e6)
+    learning_rate: float = _number(1e-6, 1e6)
+
+
+@dataclass
+class Hardware:
+    """Where a run computes; never what it computes."""
+
+    name: str = _name()
+    accelerator: str = _one_of("cpu", "gpu")
+    devices: int = _number(1, 1024)
+    precision: str = _one_of("32-true", "64-true", "bf16-mixed")
+    tokens_per_micro_batch: int = _number(1)
+    threads: int = _number(1, 4096)
+
+
+@dataclass
+class Decoding:
+    """Section 6.1: the beam search."""
+
+    beam_size: int = _number(1, 1024)
+    length_penalty: float = _number(0.0, 10.0)
+    max_extra: int = _number(0, 100_000)
+    tokens_per_batch: int = _number(1)
+
+
+@dataclass
+class Wandb:
+    """Where the curves are shown."""
+
+    mode: str = _one_of("offline", "online", "disabled")
+    project: str = MISSING
+    entity: str | None = MISSING
+
+
+@dataclass
+class Bench:
+    """How long `aiayn bench` measures, and on what."""
+
+    kind: str = _one_of("all", "training", "decoding")
+    mean_length: float = _number(1.0, 10_000)
+    updates: int = _number(1)
+    rounds: int = _number(1)
+    output: str = MISSING
+
+
+@dataclass
+class Paper:
+    """The row's own figures in Table 3."""
+
+    ppl: float = _number(1.0)
+    bleu: float = _number(0.0, 100.0)
+    params_millions: int | None = None
+
+
+@dataclass
+class Config:
+    """One run, whole."""
+
+    experiment: str = _name()
+    seed: int = _number(0, 2**31 - 1)
+    model: Model = field(default_factory=Model)
+    training: Training = field(default_factory=Training)
+    data: Data = field(default_factory=Data)
+    scale: Scale = field(default_factory=Scale)
+    hardware: Hardware = field(default_factory=Hardware)
+    decoding: Decoding = field(default_factory=Decoding)
+    wandb: Wandb = field(default_factory=Wandb)
+    bench: Bench = field(default_factory=Bench)
+    paper: Paper = field(default_factory=Paper)
+    output: str = MISSING
+    prepared: str = MISSING
+    split: str = _one_of("dev", "test")
+    average: int = _number(1, 1000)
+    format: str = _one_of("terminal", "md", "csv", "latex", "ctranslate2", "safetensors", "marian")
+
+
+# What a run's numbers depend on: with another value it is another run, and a resume is refused.
+MEANING = frozenset(
+    {
+        *("experiment", "seed"),
+        *(f"model.{key}" for key in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout")),
+        "model.learned_positions",
+        *(f"training.{key}" for key in ("max_steps", "warmup_steps", "tokens_per_update", "label_smoothing")),
+        *(f"training.{key}" for key in ("learning_rate_factor", "adam_beta1", "adam_beta2", "adam_epsilon")),
+        *(f"data.{key}" for key in ("name", "vocab_size", "max_length")),
+        *(f"data.{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")),
+        *(f"scale.{key}" for key in ("name", "width", "layers", "steps", "warmup", "batch", "learning_rate")),
+        *(f"decoding.{key}" for key in ("beam_size", "length_penalty", "max_extra")),
+    }
+)
+# What may change under a run: how often it is measured and saved, how it is cut into pieces, where it computes (the
+# sentences of each update stay the same, the sums are rounded in another order) and where it is shown.
+HARMLESS = frozenset(
+    {
+        *(f"training.{key}" for key in ("dev_every", "checkpoint_every", "keep_checkpoints")),
+        "decoding.tokens_per_batch",
+        *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
+        "hardware.tokens_per_micro_batch",
+        *(f"wandb.{key}" for key in ("mode", "project", "entity")),
+        *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "output")),
+        *(f"paper.{key}" for key in ("ppl", "bleu", "params_millions")),
+        *("output", "prepared", "split", "average", "format"),
+    }
+)
+
+
+def meaning(config: Config) -> dict[str, Any]:
+    """What the run's numbers depend on: each dotted key with its value."""
+    return {key: value for key, value, _ in leaves(config) if key in MEANING}
+
+
+def checked(config: Config) -> Config:
+    """The same config, every value inside its range; ConfigError names the first that is not."""
+    in_range(config)
+    if config.experiment not in ROWS:
+        raise ConfigError(f"experiment={config.experiment!r}: must be one of {', '.join(ROWS)}")
+    if config.model.d_model % 2:
+        raise ConfigError(
+            f"model.d_model={config.model.d_model}: must be even (sinusoids come in pairs); change it or scale.width"
+        )
+    if config.training.tokens_per_update < config.data.max_length:
+        raise ConfigError(
+            f"training.tokens_per_update={config.training.tokens_per_update}: must be at least"
+            f" data.max_length={config.data.max_length}, so that every sentence fits; change one or scale.batch"
+        )
+    if config.hardware.tokens_per_micro_batch < config.data.max_length:
+        raise ConfigError(
+            f"hardware.tokens_per_micro_batch={config.hardware.tokens_per_micro_batch}: must be at least"
+            f" data.max_length={config.data.max_length}"
+        )
+    return config
+
+
+def in_range(config: Config) -> Config:
+    """The same config when every value stands in its own range, whatever the others are; otherwise ConfigError."""
+    for key, value, meta in leaves(config):
+        if "choices" in meta and value not in meta["choices"]:
+            raise ConfigError(f"{key}={value!r}: must be one of {', '.join(meta['choices'])}")
+        if "name" in meta and not NAME.fullmatch(value):
+            raise ConfigError(
+                f"{key}={value!r}: must be 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit"
+            )
+        if "low" in meta and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
+            upper = f"below {meta['below']:g}" if meta["below"] < math.inf else f"at most {meta['high']:g}"
+            raise ConfigError(
+                f"{key}={value}: must be at least {meta['low']:g}" + (f" and {upper}" if "inf" not in upper else "")
+            )
+    return config
+
+
+def leaves(part: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """Every key below `part`, dotted, with its value and the metadata of its field."""
+    found: list[tuple[str, Any, Any]] = []
+    for item in dataclasses.fields(part):
+        value = getattr(part, item.name)
+        if dataclasses.is_dataclass(value):
+            found += leaves(value, f"{prefix}{item.name}.")
+        else:
+            found.append((f"{prefix}{item.name}", value, item.metadata))
+    return found
+
+
+def nearest(key: str) -> str:
+    """A hint at the known key that is spelt most like `key`, or where to find them all."""
+    known = [name for name, _, _ in leaves(Config())] + ["experiment", "data", "scale", "hardware"]
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
+    if not close:
+        close = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]
+    return f"did you mean {close[0]}?" if close else "`--cfg job` prints every key"

@@ -1,0 +1,115 @@
+"""Two real ranks: they stop together, one's death ends the other, and a run may go from 1 to 2 and back to 1."""
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from aiayn import checkpoint, config, jobs, schema, storage, train
+from aiayn.lightning_model import LightningTransformer
+from aiayn.signals import Interrupted
+
+SABOTAGE = """
+import os, signal, sys, time
+from pathlib import Path
+from aiayn import train
+from aiayn.lightning_model import LightningTransformer
+
+step = LightningTransformer.training_step
+
+def sabotaged(self, batch, index):
+    if batch.number + 1 == {update} and os.environ["RANK"] == "1":
+        Path({note!r}).write_text(str(time.time()))
+        os.kill(os.getpid(), signal.{name})
+    return step(self, batch, index)
+
+LightningTransformer.training_step = sabotaged
+os._exit(train.main(Path(sys.argv[-1])))
+"""
+
+
+@pytest.fixture
+def sabotage(tmp_path, monkeypatch):
+    """Makes rank 1 of every worker that is started send itself a signal in the middle of an update."""
+
+    def arm(update: int, name: str) -> Path:
+        note = tmp_path / "sabotaged"
+        (tmp_path / "sabotage.py").write_text(SABOTAGE.format(update=update, note=str(note), name=name))
+        script = tmp_path / "python"
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/sabotage.py "$3"\n')
+        script.chmod(0o755)
+        monkeypatch.setattr(jobs.sys, "executable", str(script))
+        return note
+
+    return arm
+
+
+def on(devices: int, run: schema.Config) -> schema.Config:
+    return dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=devices, precision="64-true"))
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.newest(folder / "checkpoints")[0])["state_dict"]
+
+
+def begin(run: schema.Config, until: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trains in this process and is stopped after so many updates."""
+    step = LightningTransformer.training_step
+
+    def stopping(self, batch, index):
+        if batch.number + 1 == until:
+            jobs.os.kill(jobs.os.getpid(), jobs.signal.SIGTERM)
+        return step(self, batch, index)
+
+    folder = config.run_folder(run)
+    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    with monkeypatch.context() as patch:
+        patch.setattr(LightningTransformer, "training_step", stopping)
+        with pytest.raises(Interrupted):
+            train.train(run, folder)
+
+
+def test_a_signal_to_one_rank_of_two_stops_both_after_the_same_update_and_1_2_1_ranks_are_1(
+    toy_run, tmp_path, monkeypatch, sabotage
+):
+    run = on(1, toy_run)
+    whole = on(1, dataclasses.replace(toy_run, output=str(tmp_path / "whole")))
+    train.train(whole, config.run_folder(whole))
+    folder = config.run_folder(run)
+    begin(run, 2, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", sys.executable)
+        sabotage(4, "SIGTERM")
+        assert jobs.run_here(on(2, run)) == jobs.INTERRUPTED
+    assert checkpoint.newest(folder / "checkpoints")[0] == checkpoint.path_of(folder / "checkpoints", 4)
+    assert not (folder / "failure.json").exists()
+    train.train(run, folder)
+    one, mixed = state(config.run_folder(whole)), state(folder)
+    assert one.keys() == mixed.keys()
+    for name, weight in one.items():
+        assert weight.dtype == torch.float64
+        assert torch.allclose(weight, mixed[name], rtol=0, atol=1e-9), name
+    sentences = [
+        [(row["step"], row["source_tokens"], row["target_tokens"]) for row in rows if "train/loss" in row]
+        for rows in (
+            map(jobs.json.loads, storage.read_lines(at / "metrics.jsonl")) for at in (folder, config.run_folder(whole))
+        )
+    ]
+    assert sentences[0] == sentences[1]
+    assert len(sentences[0]) == 6
+
+
+def test_when_one_rank_dies_the_other_ends_within_30_seconds_with_the_first_ones_message(toy_run, sabotage, capsys):
+    run = on(2, toy_run)
+    note = sabotage(3, "SIGKILL")
+    assert jobs.run_here(run) == 137
+    assert time.time() - float(note.read_text()) < 30
+    assert "aiayn: rank 1 was killed by SIGKILL" in capsys.readouterr().err
+    folder = config.run_folder(run)
+    assert jobs.failure(folder)["cause"] == "rank 1 was killed by SIGKILL"
+    assert checkpoint.newest(folder / "checkpoints")[0] == checkpoint.path_of(folder / "checkpoints", 2)
+    with storage.lock(folder / ".claim", wait=False), storage.lock(folder / ".lock", wait=False):
+        pass  # nobody is left

@@ -1,0 +1,294 @@
+"""Exact under failure: wherever a run is cut, the same command again ends with the bits of a run that was not.
+
+By induction: the checkpoint of update k and one more update give the checkpoint of update k + 1, for every k. And by
+cutting: in every place where a run can be cut an exception is thrown that no code of ours expects.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aiayn import beam_search, callbacks, checkpoint, config, evaluate, jobs, schema, storage, train
+from aiayn.lightning_model import LightningTransformer
+
+LAST = 11
+
+
+class Cut(BaseException):
+    """As abrupt as a process can end from the inside: no `except Exception` sees it."""
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def load(folder: Path, step: int) -> dict[str, Any]:
+    return checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.path_of(folder / "checkpoints", step))
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics without the times."""
+    found = [json.loads(line) for line in storage.read_lines(folder / "metrics.jsonl")]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """The result without the times and without what is harmless in its config."""
+    found = json.loads((folder / "result.json").read_text())
+    for key in ("train_seconds", "target_tokens_per_second", "finished_at"):
+        del found[key]
+    for key in schema.HARMLESS:
+        section, _, name = key.rpartition(".")
+        del (found["config"][section] if section else found["config"])[name]
+    return found
+
+
+def same(one: Path, other: Path) -> bool:
+    """Equal weights, moments, metric rows, translations and result."""
+    states = [load(folder, LAST) for folder in (one, other)]
+    texts = [(folder / "translations.txt").read_bytes() for folder in (one, other)]
+    return equal(*states) and rows(one) == rows(other) and texts[0] == texts[1] and result(one) == result(other)
+
+
+def go(run: schema.Config, folder: Path) -> Path:
+    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    train.train(run, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def longer(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> schema.Config:
+    """Eleven updates over two epochs of a small corpus, with dropout, in two or three micro-batches each."""
+    folder = tmp_path_factory.mktemp("short")
+    overrides = [*digits, "data.name=short"]
+    for side in ("source", "target"):
+        (original,) = (Path(word.partition("=")[2]) for word in digits if word.startswith(f"data.train_{side}="))
+        lines = original.read_text().splitlines(keepends=True)[:127]
+        (folder / side).write_text("".join(lines))
+        overrides.append(f"data.train_{side}={folder / side}")
+    return config.compose_row(
+        *overrides,
+        *("scale=paper", "model.num_layers=1", "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.d_k=3"),
+        *("model.d_v=5", f"training.max_steps={LAST}", "training.warmup_steps=4", "training.tokens_per_update=93"),
+        *("training.checkpoint_every=1", "training.keep_checkpoints=30", "training.dev_every=3"),
+        *("hardware.tokens_per_micro_batch=41", "wandb.mode=disabled", f"output={folder}/runs"),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(longer: schema.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing disturbed, with a checkpoint of every update."""
+    return go(longer, tmp_path_factory.mktemp("whole") / "run")
+
+
+def upto(whole: Path, step: int, folder: Path) -> Path:
+    """A copy of the run as `kill -9` leaves it after `step`, without what comes later."""
+    shutil.copytree(whole, folder)
+    for path in (folder / "checkpoints").iterdir():
+        if int(path.name[5:14]) > step:
+            path.unlink()
+    for name in ("result.json", "translations.txt"):
+        (folder / name).unlink()
+    return folder
+
+
+def one_more(
+    whole: Path, run: schema.Config, step: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """The state after one update from the checkpoint of `step`."""
+    upto(whole, step, folder)
+    with monkeypatch.context() as patch:
+        cut_in(patch, callbacks.Save, "on_train_batch_end", after=1, before=False)
+        with pytest.raises(Cut):
+            go(run, folder)
+    return load(folder, step + 1)
+
+
+def cut_in(patch: pytest.MonkeyPatch, owner: Any, name: str, after: int, *, before: bool = True) -> None:
+    """Cuts the run in the call number `after` of a function, before it does anything or when it has."""
+    original: Callable[..., Any] = getattr(owner, name)
+    calls = [0]
+
+    def cutting(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == after and before:
+            raise Cut
+        found = original(*arguments, **named)
+        if calls[0] == after:
+            raise Cut
+        return found
+
+    patch.setattr(owner, name, cutting)
+
+
+def test_the_run_covers_more_than_an_epoch_and_more_than_one_micro_batch(longer, whole):
+    tokens = [row["target_tokens"] for row in rows(whole) if "train/loss" in row]
+    dataset = train.prepare(longer, lambda message: None)
+    assert len(tokens) == LAST
+    assert sum(tokens) > 1.2 * int(dataset.pairs("train").target_lengths.sum())
+    assert max(tokens) > 41
+
+
+@pytest.mark.parametrize("step", range(1, LAST - 1))
+def test_a_checkpoint_and_one_update_are_the_next_checkpoint(longer, whole, tmp_path, monkeypatch, step):
+    assert equal(one_more(whole, longer, step, tmp_path / "run", monkeypatch), load(whole, step + 1))
+
+
+@pytest.mark.parametrize("forgotten", ["counter", "reseeding", "first moments", "second moments", "steps of Adam"])
+def test_the_induction_would_show_anything_that_is_forgotten(
+    longer, whole, tmp_path, monkeypatch, forgotten
+):  # control
+    restore = LightningTransformer.restore
+
+    def forgetful(self: LightningTransformer, saved: dict[str, Any]) -> None:
+        if forgotten == "counter":
+            saved = {**saved, "updates_done": saved["updates_done"] - 1}
+        for state in saved["optimizer_states"][0]["state"].values():
+            if forgotten == "first moments":
+                state["exp_avg"].zero_()
+            elif forgotten == "second moments":
+                state["exp_avg_sq"].zero_()
+            elif forgotten == "steps of Adam":
+                state["step"].zero_()
+        restore(self, saved)
+
+    monkeypatch.setattr(LightningTransformer, "restore", forgetful)
+    if forgotten == "reseeding":
+        monkeypatch.setattr(torch, "manual_seed", lambda seed: None)
+    if forgotten == "counter":
+        folder = upto(whole, 5, tmp_path / "run")
+        go(longer, folder)
+        assert not equal(load(folder, LAST), load(whole, LAST))
+    else:
+        assert not equal(one_more(whole, longer, 5, tmp_path / "run", monkeypatch), load(whole, 6))
+
+
+PLACES = {
+    "before an update": (LightningTransformer, "training_step", True),
+    "after an update, before anything is written": (LightningTransformer, "training_step", False),
+    "in validation": (train, "teacher_forced_nats", False),
+    "before a metric row": (storage, "append_lines", True),
+    "after a metric row": (storage, "append_lines", False),
+    "before any file is written": (storage, "write_bytes", True),
+    "after any file is written": (storage, "write_bytes", False),
+    "before old checkpoints go": (checkpoint, "rotate", True),
+    "in decoding": (beam_search, "beam_search", True),
+    "before the translations": (train, "finish", True),
+    "between the translations and the result": (evaluate.metrics, "bleu", False),
+    "before the result": (storage, "write_json", True),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_that_is_cut_anywhere_any_number_of_times_ends_like_one_that_is_not(
+    longer, whole, tmp_path, monkeypatch, place
+):
+    """With few checkpoints, so that a cut loses updates; each attempt gets a little further than the one before."""
+    run = dataclasses.replace(
+        longer, training=dataclasses.replace(longer.training, checkpoint_every=4, keep_checkpoints=2)
+    )
+    owner, name, before = PLACES[place]
+    cuts = 0
+    for attempt in range(1, 8):
+        with monkeypatch.context() as patch:
+            cut_in(patch, owner, name, attempt, before=before)
+            try:
+                go(run, tmp_path / "run")
+                break
+            except Cut:
+                cuts += 1
+    else:
+        go(run, tmp_path / "run")
+    assert cuts >= 1
+    assert same(tmp_path / "run", whole)
+
+
+SIGNALLED = {
+    "in preparation": (train, "prepare", 1, 0),
+    "in an update": (LightningTransformer, "training_step", 5, 5),
+    "in validation": (train, "teacher_forced_nats", 2, 6),
+    "in a checkpoint": (checkpoint.VerifiedCheckpointIO, "save_checkpoint", 1, 5),
+    "in decoding": (beam_search, "beam_search", 1, LAST),
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [*((place, "SIGTERM") for place in SIGNALLED), ("in an update", "SIGINT"), ("in an update", "SIGUSR1")],
+)
+def test_a_signal_anywhere_saves_exits_75_and_the_same_command_again_ends_as_if_nothing_had_been(
+    longer, whole, tmp_path, monkeypatch, place, name
+):
+    folder = tmp_path / "run"
+    run = dataclasses.replace(
+        longer,
+        training=dataclasses.replace(longer.training, checkpoint_every=4),
+        decoding=dataclasses.replace(longer.decoding, tokens_per_batch=31),
+    )
+    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    owner, function, when, saved = SIGNALLED[place]
+    original, calls = getattr(owner, function), [0]
+
+    def signalled(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == when:
+            os.kill(os.getpid(), getattr(signal, name))
+        return original(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, function, signalled)
+        code = train.main(folder)
+    assert code == jobs.INTERRUPTED
+    found = checkpoint.newest(folder / "checkpoints")
+    assert found == ([checkpoint.path_of(folder / "checkpoints", saved)] if saved else [])
+    assert not (folder / "failure.json").exists()
+    assert train.main(folder) == jobs.DONE
+    assert same(folder, whole)
+
+
+def test_every_harmless_key_that_does_not_touch_the_hardware_may_change_and_no_bit_does(
+    longer, whole, tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        cut_in(patch, LightningTransformer, "training_step", 6)
+        with pytest.raises(Cut):
+            go(longer, folder)
+    other = dataclasses.replace(
+        longer,
+        training=dataclasses.replace(longer.training, dev_every=3, checkpoint_every=2, keep_checkpoints=7),
+        decoding=dataclasses.replace(longer.decoding, tokens_per_batch=29),
+        wandb=dataclasses.replace(longer.wandb, project="other", entity="me"),
+        paper=dataclasses.replace(longer.paper, ppl=2.0, bleu=3.0, params_millions=5),
+        output=str(tmp_path),
+        split="test",
+        average=3,
+        format="md",
+    )
+    pairs = zip(schema.leaves(longer), schema.leaves(other), strict=True)
+    changed = {key for (key, before, _), (_, after, _) in pairs if before != after}
+    left = {key for key in schema.HARMLESS if not key.startswith("hardware.")} - changed
+    assert left == {"prepared", "wandb.mode", "training.dev_every"}  # the rows of the metrics would differ in number
+    go(other, folder)
+    assert same(folder, whole)
+
+
+def test_a_resume_on_other_text_under_the_same_name_is_refused(longer, whole, tmp_path, monkeypatch):
+    folder = upto(whole, 5, tmp_path / "run")
+    (folder / "data.sha256").write_text("0" * 64 + "\n")
+    assert train.main(folder) == jobs.WRONG_CONFIGURATION
+    assert "was begun on data with SHA-256 000000000000" in jobs.failure(folder)["cause"]

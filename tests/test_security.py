@@ -1,0 +1,454 @@
+"""Hostile checkpoints, configurations and corpora execute nothing through any command; names stay in their folder."""
+
+import ast
+import dataclasses
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from aiayn import checkpoint, cli, config, dataset, evaluate, jobs, storage, train
+from aiayn.corpus import DataError
+from aiayn.schema import ConfigError
+
+SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
+
+
+# Checkpoints
+
+
+class Touch:
+    """Unpickled without care, it makes a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = str(canary)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path(self.canary),)
+
+
+class Makes:
+    """The same by a function that a list of forbidden names might forget."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = str(canary)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (self.canary,)
+
+
+def pickled(kind: type) -> Callable[[Path, Path, dict], None]:
+    def write(path: Path, canary: Path, good: dict) -> None:
+        torch.save({**good, "evil": kind(canary)}, path)
+
+    return write
+
+
+def pickled_in_the_old_format(path: Path, canary: Path, good: dict) -> None:
+    torch.save({**good, "evil": Touch(canary)}, path, _use_new_zipfile_serialization=False)
+
+
+def instantiator(path: Path, canary: Path, good: dict) -> None:
+    """Lightning's own way to run code: `load_from_checkpoint` calls what this key names."""
+    parameters = {"_instantiator": "pathlib.Path.touch", "evil": Touch(canary)}
+    torch.save({**good, "hyper_parameters": parameters, "datamodule_hyper_parameters": parameters}, path)
+
+
+class Script(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def torch_script(path: Path, canary: Path, good: dict) -> None:
+    with pytest.warns(DeprecationWarning, match=r"torch\.jit"):
+        torch.jit.script(Script()).save(str(path))
+
+
+def zip_bomb(path: Path, canary: Path, good: dict) -> None:
+    """A file that unpacks to a thousand times its size."""
+    torch.save(good, path)
+    with zipfile.ZipFile(path) as archive:
+        entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries:
+            archive.writestr(name, bytes(2**27) if name.endswith("data/0") else data)
+
+
+def claims_too_much(path: Path, canary: Path, good: dict) -> None:
+    """One entry of a zip file, listed many times."""
+    torch.save(good, path)
+    with zipfile.ZipFile(path) as archive:
+        entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, data in entries:
+            archive.writestr(name, data)
+        archive.filelist.extend(archive.filelist[:4] * 999)
+    path.write_bytes(written.getvalue())
+
+
+def html(path: Path, canary: Path, good: dict) -> None:
+    path.write_text("<html>404 not found</html>")
+
+
+def no_weights(path: Path, canary: Path, good: dict) -> None:
+    torch.save({"state_dict": [1, 2, 3]}, path)
+
+
+def another_model(path: Path, canary: Path, good: dict) -> None:
+    torch.save({**good, "state_dict": {"transformer.embedding.weight": torch.zeros(1)}}, path)
+
+
+HOSTILE = {
+    "pickle": pickled(Touch),
+    "mkdir": pickled(Makes),
+    "old format": pickled_in_the_old_format,
+    "instantiator": instantiator,
+    "torch script": torch_script,
+    "zip bomb": zip_bomb,
+    "listed many times": claims_too_much,
+    "html": html,
+    "no weights": no_weights,
+    "another model": another_model,
+}
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+    """Exit code and standard error of a command, in this process; what would train does so here, as its worker does."""
+    error = io.StringIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["aiayn", *words])
+        patch.setattr(sys, "path", sys.path[:])
+        patch.setattr(sys, "stderr", error)
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1 2 3\n")))
+        patch.setattr(jobs, "run_here", worker)
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+    return code, error.getvalue()
+
+
+def worker(run: config.Config) -> int:
+    jobs.check(run)
+    code = train.main(config.run_folder(run))
+    print(f"aiayn: {jobs.failure(config.run_folder(run))['cause']}", file=sys.stderr)
+    return code
+
+
+@pytest.fixture
+def copy(finished: list[str], tmp_path: Path) -> list[str]:
+    """Overrides of a finished run that a test may spoil, without its result."""
+    run = config.compose_row(*finished)
+    overrides = [*finished, f"output={tmp_path}/runs"]
+    folder = config.run_folder(config.compose_row(*overrides))
+    shutil.copytree(config.run_folder(run), folder)
+    storage.write_text(folder / "config.yaml", config.to_yaml(config.compose_row(*overrides)))
+    (folder / "result.json").unlink()
+    return overrides
+
+
+def plant(kind: str, run: config.Config, canary: Path) -> Path:
+    """Puts a hostile file in the place of the newest checkpoint, with a hash that agrees."""
+    (path,) = checkpoint.newest(config.run_folder(run) / "checkpoints")
+    HOSTILE[kind](path, canary, checkpoint.VerifiedCheckpointIO().load_checkpoint(path))
+    storage.write_text(path.with_name(path.name + ".sha256"), f"{storage.sha256(path)}  {path.name}\n")
+    return path
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_checkpoint_executes_nothing_and_is_named(copy, tmp_path, kind):
+    run, canary = config.compose_row(*copy), tmp_path / "canary"
+    path = plant(kind, run, canary)
+    with pytest.raises(storage.StorageError, match=r"nothing is loaded: it |holds another model") as refused:
+        evaluate.trained(run)
+    assert train.main(config.run_folder(run)) == jobs.STORAGE
+    for line in (str(refused.value), jobs.failure(config.run_folder(run))["cause"]):
+        assert str(path) in line
+        assert "\n" not in line
+        assert "weights_only" not in line  # torch's advice to load it all the same
+    assert not canary.exists()
+
+
+@pytest.mark.usefixtures("signals")
+def test_through_any_command_it_is_one_line_and_the_exit_code_of_storage(copy, tmp_path, monkeypatch):
+    path = plant("pickle", config.compose_row(*copy), tmp_path / "canary")
+    for command in ("train", "evaluate", "translate"):
+        code, error = run_main(monkeypatch, command, *copy)
+        assert (code, error.count("\n")) == (jobs.STORAGE, 1), command
+        assert str(path) in error
+    assert run_main(monkeypatch, "table", *copy)[0] == run_main(monkeypatch, "prepare", *copy)[0] == jobs.DONE
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("kind", ["pickle", "mkdir", "old format", "instantiator"])
+def test_the_payloads_work(tmp_path, kind):  # control
+    HOSTILE[kind](tmp_path / "x.ckpt", tmp_path / "canary", {})
+    with open(tmp_path / "x.ckpt", "rb") as file:
+        torch.load(file, weights_only=False)
+    assert (tmp_path / "canary").exists()
+
+
+def test_the_bomb_is_one(tmp_path):  # control
+    zip_bomb(tmp_path / "x.ckpt", tmp_path, {"w": torch.zeros(3)})
+    assert (tmp_path / "x.ckpt").stat().st_size < 2**18
+    with zipfile.ZipFile(tmp_path / "x.ckpt") as archive:
+        assert max(entry.file_size for entry in archive.infolist()) == 2**27
+
+
+def test_a_checkpoint_comes_from_no_address():
+    with pytest.raises(storage.StorageError, match="damaged"):
+        checkpoint.VerifiedCheckpointIO().load_checkpoint("https://example.org/step-000000001.ckpt")
+
+
+# Configurations
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40)
+)
+TAGS = (
+    "!!python/object/apply:os.mkdir [CANARY]",
+    "!!python/object/new:os.mkdir [CANARY]",
+    "!!python/name:os.system",
+    "!!python/module:antigravity",
+)
+
+
+@pytest.mark.parametrize("text", [LAUGHS, "&a [*a]", "_target_: os.mkdir", *TAGS, "{", "\0", "- 1", "\ufeff:"])
+def test_a_hostile_config_in_a_run_folder_executes_nothing_and_is_named(tmp_path, text):
+    path, canary = tmp_path / "config.yaml", tmp_path / "canary"
+    good = config.to_yaml(config.rows()["base"])
+    inside = good.replace("wandb:", f"wandb: {text}\nx:") if "\n" not in text else good + text
+    for whole in (text, inside, good.replace("output: runs", "output: ${oc.env:HOME}")):
+        path.write_text(whole.replace("CANARY", str(canary)))
+        with pytest.raises(ConfigError, match=f"{path} is damaged: ") as refused:
+            config.read(path)
+        assert "\n" not in str(refused.value)
+        assert not canary.exists()
+
+
+def test_yaml_alone_would_execute_the_tags_and_laugh(tmp_path):  # control
+    canary = tmp_path / "canary"
+    yaml.unsafe_load(f"!!python/object/apply:os.mkdir [{canary}]")
+    assert canary.exists()
+    # Each further line takes nine times as long
+    assert len(OmegaConf.to_yaml(OmegaConf.create(LAUGHS[: LAUGHS.index("a4:")]))) > 20 * len(LAUGHS)
+
+
+@pytest.mark.usefixtures("signals")
+def test_through_any_command_it_is_one_line_and_the_exit_code_of_configuration(copy, tmp_path, monkeypatch):
+    folder = config.run_folder(config.compose_row(*copy))
+    (folder / "config.yaml").write_text(f"!!python/object/apply:os.mkdir [{tmp_path}/canary]")
+    for command in ("train", "evaluate", "translate"):
+        code, error = run_main(monkeypatch, command, *copy)
+        assert (code, error.count("\n")) == (jobs.WRONG_CONFIGURATION, 1), command
+        assert str(folder) in error
+    assert train.main(folder) == jobs.WRONG_CONFIGURATION
+    assert not (tmp_path / "canary").exists()
+
+
+def outside(folder: Path, canary: Path) -> None:
+    """Configurations with which Hydra alone would make the canary."""
+    handler = f"{{_target_: numpy.savetxt, fname: {canary}, X: [1]}}"
+    logged = f"{{version: 1, handlers: {{x: {{class: logging.FileHandler, filename: {canary}}}}}}}"
+    (folder / "data").mkdir(parents=True)
+    (folder / "evil.yaml").write_text(
+        f"defaults: [config, _self_]\nhydra:\n  callbacks: {{x: {handler}}}\n  job_logging: {logged}\n"
+    )
+    (folder / "data" / "evil.yaml").write_text(f"# @package _global_\nhydra: {{callbacks: {{x: {handler}}}}}\n")
+
+
+def foreign_words(folder: Path, canary: Path) -> list[list[str]]:
+    up = "../" * 20
+    handler = f"{{_target_:numpy.savetxt,fname:'{canary}',X:[1]}}"
+    return [
+        *([flag, str(folder), "-cn", "evil"] for flag in ("-cd", "--config-dir", "--config-d", "-cp", "--config-path")),
+        [f"--config-dir={folder}", "-cn", "evil"],
+        [f"-cd={folder}", "-cn=evil"],
+        ["-cn", f"{up}{folder}/evil"],
+        [f"-cn={up}{folder}/evil"],
+        [f"--config-name={up}{folder}/evil"],
+        [f"data={up}{folder}/data/evil"],
+        [f"+data={up}{folder}/data/evil"],
+        [f"hydra/launcher={up}{folder}/data/evil"],
+        [f"+hydra/callbacks={up}{folder}/data/evil"],
+        [f"+data@hydra={up}{folder}/data/evil"],
+        [f"hydra.searchpath=[file://{folder}]", "data=evil"],
+        [f"+hydra.callbacks.x={handler}"],
+        [f"++hydra.callbacks={{x:{handler}}}"],
+        [f" +hydra.callbacks.x={handler}"],
+        [f"+ hydra.callbacks.x={handler}"],
+        [f"\t++hydra ={{callbacks:{{x:{handler}}}}}"],
+        [f"+hydra.job_logging={{version:1,handlers:{{x:{{class:logging.FileHandler,filename:'{canary}'}}}}}}"],
+        ["hydra.launcher._target_=logging.FileHandler", f"+hydra.launcher.filename={canary}", "-m", "seed=1,2"],
+        ["+hydra.job.env_set.LD_PRELOAD=/tmp/x.so"],
+        ["--experimental-rerun", str(folder / "evil.pickle")],
+    ]
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_a_configuration_from_outside_is_refused_and_executes_nothing(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    canary = tmp_path / "canary"
+    outside(tmp_path / "evil", canary)
+    for words in foreign_words(tmp_path / "evil", canary):
+        code, error = run_main(monkeypatch, command, *words)
+        assert (code, error.count("\n")) == (jobs.WRONG_CONFIGURATION, 1), words
+        assert not canary.exists(), words
+    assert [path.name for path in tmp_path.iterdir()] == ["evil"]
+
+
+@pytest.mark.parametrize("words", [0, 6, 10, 16])
+def test_hydra_alone_would_execute_it(words, tmp_path, monkeypatch):  # control
+    monkeypatch.chdir(tmp_path)
+    canary = tmp_path / "canary"
+    outside(tmp_path / "evil", canary)
+    monkeypatch.setattr(cli, "refuse_foreign", lambda words: None)
+    with pytest.warns(UserWarning, match="Callback"):
+        run_main(monkeypatch, "table", *foreign_words(tmp_path / "evil", canary)[words])
+    assert canary.exists()
+
+
+# Corpora
+
+
+def test_a_hostile_corpus_with_a_manifest_that_agrees_executes_nothing(finished, tmp_path):
+    run = config.compose_row(*finished)
+    folder = Path(shutil.copytree(Path(run.prepared) / run.data.name, tmp_path / run.data.name))
+    path = folder / "dev.source.ids.npy"
+    np.save(path, np.array([Touch(tmp_path / "canary")], dtype=object), allow_pickle=True)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][path.name] = dataset._fingerprint(path)
+    storage.write_json(folder / "manifest.json", {**manifest, "sha256": dataset._digest(manifest)})
+    with pytest.raises(DataError, match="none of ours"):
+        dataset.Dataset.open(folder).pairs("dev")
+    assert not (tmp_path / "canary").exists()
+    np.load(path, allow_pickle=True)  # control
+    assert (tmp_path / "canary").exists()
+
+
+# Names
+
+NAMES = st.text(min_size=1, max_size=70) | st.text("./\\ ~$-_aZ9\0\n%", min_size=1, max_size=9)
+
+
+@settings(max_examples=200)
+@given(field=st.sampled_from(["experiment", "data", "scale"]), name=NAMES)
+def test_no_name_leaves_the_output_root(field, name):
+    base = config.rows()["base"]
+    if field == "experiment":
+        run = dataclasses.replace(base, experiment=name)
+    else:
+        run = dataclasses.replace(base, **{field: dataclasses.replace(getattr(base, field), name=name)})
+    try:
+        config.checked(run)
+    except ConfigError:
+        return
+    root = Path(run.output).resolve()
+    prepared = Path(run.prepared).resolve() / run.data.name
+    assert config.run_folder(run).resolve().relative_to(root).parts[-1] == "seed1"
+    assert len(config.run_folder(run).resolve().relative_to(root).parts) == 3
+    assert prepared.resolve().parent == Path(run.prepared).resolve()
+
+
+@pytest.mark.parametrize("name", ["..", "../up", "/etc", ".", "a/b", "-rf", "", "a\n", "a\0"])
+def test_names_that_would_leave_it_are_refused(name):  # control of the test above: they are what it would find
+    base = config.rows()["base"]
+    with pytest.raises(ConfigError, match=r"data\.name="):
+        config.checked(dataclasses.replace(base, data=dataclasses.replace(base.data, name=name)))
+
+
+# The network
+
+
+@pytest.mark.parametrize("address", [("example.org", 80), ("192.0.2.1", 443)])
+def test_no_test_reaches_the_network(address):
+    with pytest.raises(AssertionError, match="asked for the network"):
+        socket.create_connection(address, timeout=1)
+    code = f"import socket; socket.create_connection({address!r}, timeout=1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "asked for the network" in done.stderr
+
+
+def test_a_test_reaches_its_own_machine():  # control
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname()).close()
+
+
+# The source
+
+FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "tarfile", "requests", "urllib"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "instantiate", "extract", "extractall", "unpack_archive"}
+FORBIDDEN_CALLS |= {
+    "load_from_checkpoint",
+    "system",
+    "popen",
+    "unsafe_load",
+    "full_load",
+    "urlopen",
+    "load_state_dict_from_url",
+}
+
+
+def dangers(tree: ast.AST) -> list[str]:
+    """What a module must not do: run code from data, take the shell, load without a check, or ask the network."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            found += [name for name in names if name.split(".")[0] in FORBIDDEN_MODULES or name == "hydra.utils"]
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        method = name.rpartition(".")[2]
+        plain_method = name.endswith((".eval", ".compile"))  # of a model; of a regular expression
+        if (method in FORBIDDEN_CALLS and not plain_method) or name in (
+            "builtins.eval",
+            "builtins.exec",
+            "torch.compile",
+        ):
+            found.append(name)
+        if name.startswith("yaml.") and method != "parse":
+            found.append(name)
+        if options.get("shell", "False") != "False" or options.get("allow_pickle", "False") != "False":
+            found.append(name)
+        if name in ("torch.load", "torch.jit.load") and options.get("weights_only") != "True":
+            found.append(name)
+        if name == "trainer.fit" and "ckpt_path" in options:
+            found.append(name)
+    return found
+
+
+def test_the_source_does_nothing_dangerous():
+    for path in SOURCE.rglob("*.py"):
+        assert dangers(ast.parse(path.read_text())) == [], path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("import pickle", "from pickle import loads", "torch.load(p)", "torch.load(p, weights_only=False)", "eval(t)"),
+        *("archive.extractall(p)", "subprocess.run(t, shell=True)", "hydra.utils.instantiate(c)", "yaml.load(t, L)"),
+        *("from hydra.utils import instantiate", "np.load(p, allow_pickle=True)", "Model.load_from_checkpoint(p)"),
+        *("exec(t)", "os.system(t)", "trainer.fit(m, ckpt_path=p)", "import urllib.request", "torch.jit.load(p)"),
+    ],
+)
+def test_a_dangerous_line_is_seen(line):  # control
+    assert dangers(ast.parse(line))

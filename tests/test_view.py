@@ -1,0 +1,136 @@
+"""W&B is a view: missing, unreachable, hanging or raising, it changes no weight, says one line and holds nobody up."""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiayn import checkpoint, config, schema, storage, train, view
+
+SENTINEL = "s3ntinel-pa55word"
+
+
+class Fake:
+    """Stands for the module wandb and for the run that it returns; misbehaves in one place."""
+
+    def __init__(self, trouble: str = "", kind: str = "raises") -> None:
+        self.trouble, self.kind, self.rows, self.finished = trouble, kind, [], False
+        self.Settings = SimpleNamespace
+        self.released = threading.Event()
+
+    def misbehave(self, where: str) -> None:
+        if where == self.trouble and self.kind == "hangs":
+            self.released.wait(60)
+        elif where == self.trouble:
+            raise {"raises": RuntimeError, "exits": SystemExit}[self.kind](f"no way to api.wandb.ai with {SENTINEL}")
+
+    def init(self, **arguments: Any) -> "Fake":
+        self.arguments = arguments
+        self.misbehave("init")
+        return self
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        pass
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.misbehave("log")
+        self.rows.append(row)
+
+    def finish(self) -> None:
+        self.misbehave("finish")
+        self.finished = True
+
+
+def shown(run: schema.Config) -> schema.Config:
+    return schema.dataclasses.replace(run, wandb=schema.dataclasses.replace(run.wandb, mode="online"))
+
+
+def weights(run: schema.Config, folder: Path) -> dict[str, Any]:
+    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    train.train(run, folder)
+    return checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.newest(folder / "checkpoints")[0])["state_dict"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits, tmp_path_factory) -> dict[str, Any]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind"),
+    [
+        ("", ""),
+        ("import", "raises"),
+        *((where, "raises") for where in ("init", "log", "finish")),
+        *((where, "hangs") for where in ("init", "log", "finish")),
+        ("init", "exits"),
+    ],
+)
+def test_whatever_wandb_does_the_weights_are_the_same_and_one_line_says_so(
+    toy_run, tmp_path, monkeypatch, capsys, trouble, kind, undisturbed
+):
+    fake = Fake(trouble, kind)
+    monkeypatch.setitem(sys.modules, "wandb", None if trouble == "import" else fake)
+    monkeypatch.setenv("WANDB_API_KEY", SENTINEL)
+    monkeypatch.setattr(view, "PATIENCE_SECONDS", 0.2)
+    if not undisturbed:
+        undisturbed |= weights(toy_run, tmp_path / "disabled")
+        capsys.readouterr()
+    began = time.monotonic()
+    found = weights(shown(toy_run), tmp_path / "run")
+    fake.released.set()
+    assert time.monotonic() - began < 30
+    assert found.keys() == undisturbed.keys()
+    assert all(found[name].equal(undisturbed[name]) for name in found)
+    printed = capsys.readouterr().out
+    assert SENTINEL not in printed
+    lines = [line for line in printed.splitlines() if "W&B" in line]
+    assert len(lines) == bool(trouble)
+    if not trouble:
+        assert fake.finished
+        assert [row["step"] for row in fake.rows if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
+        assert fake.arguments["resume"] == "allow"
+
+
+def test_a_view_that_does_not_answer_keeps_only_so_many_rows(toy_run, tmp_path, monkeypatch, capsys):
+    fake = Fake("init", "hangs")
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(view, "ROWS_KEPT", 3)
+    monkeypatch.setattr(view, "PATIENCE_SECONDS", 0.0)
+    with view.view(shown(toy_run), tmp_path, 0) as show:
+        for step in range(7):
+            show({"step": step})
+    fake.released.set()
+    assert len([line for line in capsys.readouterr().out.splitlines() if "W&B" in line]) == 1
+
+
+def test_a_disabled_view_and_any_but_the_first_rank_never_import_wandb(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    for run, rank in ((toy_run, 0), (shown(toy_run), 1)):
+        with view.view(run, tmp_path, rank) as show:
+            show({"step": 1})
+
+
+SECRETS = {name: f"{name}-{SENTINEL}" for name in ("WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY")}
+SECRETS |= dict.fromkeys(("HTTPS_PROXY", "http_proxy"), f"http://user:{SENTINEL}@127.0.0.1:9")
+
+
+def test_no_secret_of_the_environment_is_in_any_file_of_a_run(toy_run, tmp_path, monkeypatch):
+    """With the real W&B, offline: every byte of every file, after a run and after failures that name the secrets."""
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path / "run"
+    weights(
+        schema.dataclasses.replace(toy_run, wandb=schema.dataclasses.replace(toy_run.wandb, mode="offline")), folder
+    )
+    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
+    train.fail(folder, 1, f"cannot reach {' '.join(SECRETS.values())}")
+    assert "cannot reach" in (folder / "failure.json").read_text()
+    (folder / "control").write_text(os.environ["HTTPS_PROXY"])
+    found = [path.name for path in tmp_path.rglob("*") if path.is_file() and SENTINEL.encode() in path.read_bytes()]
+    assert found == ["control"]
