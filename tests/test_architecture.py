@@ -93,6 +93,8 @@ WRITES |= {"symlink_to", "hardlink_to", "chmod", "tofile", "makedirs", "remove",
 SAVED_ELSEWHERE = {
     "checkpoint": {"torch.save"},  # into memory, then through storage
     "dataset": {"np.save"},  # the same
+    # Into a temporary folder, since other libraries write files and nothing else, then through storage
+    "export": {"tempfile", "ctranslate2_spec(model, pieces).save"},
 }
 
 

@@ -55,16 +55,12 @@ EXAMPLES = {
         ("aiayn export format=marian experiment=big", "for transformers.MarianMTModel.from_pretrained"),
     ],
     "bench": [
+        ("aiayn bench experiment=a_h4 scale=small data.vocab_size=8000", "small: d_model 128, N 3, d_ff 512, h 4"),
         (
-            "aiayn bench experiment=a_h4 scale=small data.vocab_size=8000 hardware.threads=2",
-            "small: d_model 128, N 3, h 4",
+            "aiayn bench scale=paper data.vocab_size=37000 training.tokens_per_update=2500 bench.updates=2",
+            "base, in updates that take a CPU seconds",
         ),
-        (
-            "aiayn bench scale=paper data.vocab_size=37000 training.tokens_per_update=2500"
-            " bench.updates=2 hardware.threads=2",
-            "base, in updates that a CPU does in seconds",
-        ),
-        ("aiayn bench bench.kind=decoding bench.rounds=9 bench.output=decoding.json", "beam search and greedy only"),
+        ("aiayn bench bench.kind=decoding hardware.threads=2 bench.rounds=9", "beam search and greedy, on two cores"),
         ("aiayn bench bench.mean_length=60 experiment=big", "longer sentences, another row"),
     ],
 }
