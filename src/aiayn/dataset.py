@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -132,7 +132,7 @@ def prepare(
             return _prepared_before(folder, settings)
         storage.remove_unfinished(folder)
         progress(f"learning {vocab_size} pieces")
-        learn(partial(_training_lines, train), vocab_size, folder / "tokenizer.model")
+        learn(_training_lines(train), vocab_size, folder / "tokenizer.model")
         tokenizer = Tokenizer(folder / "tokenizer.model")
         counts = {
             split: _encode(folder, split, files, tokenizer, max_length, progress) for split, files in splits.items()
