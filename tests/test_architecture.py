@@ -92,7 +92,6 @@ WRITES = {"write_text", "write_bytes", "writelines", "touch", "mkdir", "unlink",
 WRITES |= {"symlink_to", "hardlink_to", "chmod", "tofile", "makedirs", "remove", "removedirs", "truncate", "memmap"}
 SAVED_ELSEWHERE = {
     "checkpoint": {"torch.save"},  # into memory, then through storage
-    "dataset": {"np.save"},  # the same
     # Into a temporary folder, since other libraries write files and nothing else, then through storage
     "export": {"tempfile", "ctranslate2_spec(model, pieces).save"},
 }

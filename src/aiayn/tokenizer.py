@@ -29,6 +29,7 @@ class Tokenizer:
     """A learned vocabulary: lines to token ids and back, exactly, as long as every character was seen in learning."""
 
     def __init__(self, model: Path) -> None:
+        self.path = model
         self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
         self.vocab_size: int = self._processor.get_piece_size()
 
