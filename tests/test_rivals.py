@@ -80,6 +80,15 @@ def test_every_search_finds_the_same_outputs_of_the_same_length(model, beam_size
             assert outputs == expected, name
 
 
+def test_learned_positions_leave_marian_out_and_nobody_else(run):
+    sizes = dataclasses.asdict(run.model) | {"learned_positions": True}
+    model = Transformer(**sizes, max_length=23, vocab_size=VOCABULARY).eval()
+    assert set(rivals.trainable(model)) == {"torch.nn"}
+    batch = gather(synthetic_pairs(run, 17), np.arange(17))
+    padded, rival = rivals.padded(batch), rivals.trainable(model)["torch.nn"].eval()
+    torch.testing.assert_close(rival.hidden(padded)[padded.is_target], model.hidden(batch), atol=1e-5, rtol=1e-4)
+
+
 def test_a_row_that_a_rival_cannot_hold_is_refused(model):
     model.encoder[0].self_attention.d_k = 20
     with pytest.raises(schema.ConfigError, match="cannot hold this row"):

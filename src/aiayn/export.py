@@ -25,6 +25,12 @@ POSITIONS = 1024
 """Tokens of the longest sentence that CTranslate2 and Marian are given positions for, EOS included."""
 
 NORM_EPSILON = 1e-6  # as in AddAndNorm
+USE = {
+    "ctranslate2": "Translator(folder).translate_batch([pieces], length_penalty=0, min_decoding_length=0); pieces are"
+    " SentencePiece's with tokenizer.model; their length penalty is another than the paper's",
+    "marian": "MarianMTModel.from_pretrained(folder).generate(ids); ids are SentencePiece's with tokenizer.model, then 3",
+    "safetensors": "Transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'))",
+}
 LIBRARIES = {"ctranslate2": "ctranslate2", "safetensors": "safetensors", "marian": "transformers"}
 
 
@@ -252,6 +258,7 @@ def main(config: Config) -> None:
     sizes = {**dataclasses.asdict(config.model), "max_length": config.data.max_length}
     storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.pieces)})
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    print(f"to use it: {USE[config.format]}")
 
 
 def _widened(rows: Tensor, num_heads: int, width: int) -> Tensor:

@@ -13,7 +13,7 @@ from aiayn.attention import MemoryAttention, SelfAttention
 from aiayn.batching import Batch
 from aiayn.export import NORM_EPSILON, marian, positions, standard_projections, written
 from aiayn.tokenizer import BOS, EOS, PAD
-from aiayn.transformer import DecoderLayer, Transformer
+from aiayn.transformer import DecoderLayer, LearnedPositions, Transformer
 
 # B sentences; L tokens of the longest source, M of the longest target; T target tokens of all sentences, packed
 # W hypotheses of a sentence; D d_model; V vocabulary
@@ -182,7 +182,7 @@ def gradients_of(gradients: Transformer, name: str) -> dict[str, Tensor]:
 def trainable(model: Transformer) -> dict[str, nn.Module]:
     """The rivals that can be trained, each with the model's weights: those that are installed."""
     rivals: dict[str, nn.Module] = {"torch.nn": TorchTransformer(model)}
-    if find_spec("transformers"):
+    if _has_marian(model):
         rivals["Marian"] = MarianTransformer(model)
     return rivals
 
@@ -190,7 +190,7 @@ def trainable(model: Transformer) -> dict[str, nn.Module]:
 def decoders(model: Transformer, threads: int, length: int) -> dict[str, Decode]:
     """The rivals that can search, each with the model's weights, for outputs of `length` tokens that do not end."""
     found: dict[str, Decode] = {"torch.nn": _recomputing(TorchTransformer(model).eval(), length)}
-    if find_spec("transformers"):
+    if _has_marian(model):
         found["Marian"] = _generating(marian(model), length)
     if find_spec("ctranslate2"):
         for compute_type in ("float32", "int8"):
@@ -200,6 +200,11 @@ def decoders(model: Transformer, threads: int, length: int) -> dict[str, Decode]
                     model, compute_type, threads, 1, length
                 )
     return found
+
+
+def _has_marian(model: Transformer) -> bool:
+    # It has no learned positions
+    return find_spec("transformers") is not None and not isinstance(model.source_positions, LearnedPositions)
 
 
 def _one_batch_after_another(decode_together: Decode) -> Decode:
