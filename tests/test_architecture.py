@@ -94,6 +94,7 @@ SAVED_ELSEWHERE = {
     "checkpoint": {"torch.save"},  # into memory, then through storage
     # Into a temporary folder, since other libraries write files and nothing else, then through storage
     "export": {"tempfile", "ctranslate2_spec(model, pieces).save"},
+    "signals": {"shutil"},  # only asks where a program is
 }
 
 

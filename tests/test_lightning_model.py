@@ -3,6 +3,9 @@
 import copy
 import dataclasses
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -268,6 +271,85 @@ def test_nothing_moves_when_the_loss_or_the_gradient_is_not_finite(poison):
     for old, new in zip(before, model.transformer.parameters(), strict=True):
         assert torch.equal(old.nan_to_num(5.0), new.nan_to_num(5.0))
     assert model.updates_done == 2
+
+
+class Meeting:
+    """All-reduce among threads that stand for ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier = threading.Barrier(ranks, timeout=60)
+        self.given: dict[int, torch.Tensor] = {}
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        self.barrier.wait()
+        self.given[threading.get_ident()] = tensor.clone()
+        self.barrier.wait()
+        tensor.copy_(sum(self.given.values()))
+        self.barrier.wait()
+        self.given.clear()
+
+
+class Optimizer(pl.core.optimizer.LightningOptimizer):
+    """Steps without a trainer's strategy."""
+
+    def step(self, *_: object, **__: object) -> None:
+        self.optimizer.step()
+
+
+def on_ranks(models: list[LightningTransformer], parts: list[list[int]], patch: pytest.MonkeyPatch) -> list[object]:
+    """What the step of each rank returned or raised: rank r has part r of one update."""
+    patch.setattr(torch.distributed, "all_reduce", Meeting(len(models)).all_reduce)
+    patch.setattr(LightningTransformer, "trainer", SimpleNamespace(world_size=len(models)))
+    patch.setattr(LightningTransformer, "device", torch.device("cpu"))
+    whole = update(UNEVEN, parts)
+
+    def step(rank: int) -> object:
+        model = models[rank]
+        optimizer = Optimizer(model.configure_optimizers())
+        model.optimizers = lambda: optimizer
+        own = Update(0, whole.source_tokens, whole.target_tokens, [whole.batches[rank]])
+        try:
+            return model.training_step(own, 0)
+        except NonFinite as error:
+            return error
+
+    with ThreadPoolExecutor(len(models)) as threads:
+        return list(threads.map(step, range(len(models))))
+
+
+PARTS = [[0, 3], [1, 2, 4]]
+
+
+def test_ranks_have_the_gradient_of_one_and_only_because_they_sum(monkeypatch):
+    one, ranks = module(), [module(), module()]
+    fit(one, [update(UNEVEN, PARTS)])
+    on_ranks(ranks, PARTS, monkeypatch)
+    for model in ranks:
+        assert float((gradient(model) - gradient(one)).abs().max()) < 1e-12
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), ranks[0].parameters(), strict=True))
+    alone = [module(), module()]
+    monkeypatch.setattr(LightningTransformer, "_sum_over_ranks", lambda model, sums: None)
+    on_ranks(alone, PARTS, monkeypatch)
+    mean = (gradient(alone[0]) + gradient(alone[1])) / 2
+    assert float((mean - gradient(one)).norm() / gradient(one).norm()) > 1e-3
+
+
+def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
+    def poisoned() -> list[LightningTransformer]:
+        ranks = [module(), module()]
+        with torch.no_grad():
+            ranks[1].transformer.encoder[0].feed_forward[0].bias[0] = torch.nan
+        return ranks
+
+    ranks = poisoned()
+    before = [parameter.detach().clone() for parameter in ranks[0].parameters()]
+    assert all(isinstance(result, NonFinite) for result in on_ranks(ranks, PARTS, monkeypatch))
+    assert all(torch.equal(a, b) for a, b in zip(before, ranks[0].parameters(), strict=True))
+    # Control: without the others' sums the first rank would go on
+    monkeypatch.setattr(LightningTransformer, "_sum_over_ranks", lambda model, sums: None)
+    first, second = on_ranks(poisoned(), PARTS, monkeypatch)
+    assert isinstance(first, dict)
+    assert isinstance(second, NonFinite)
 
 
 def test_an_update_moves_to_another_device_whole():

@@ -28,7 +28,7 @@ NORM_EPSILON = 1e-6  # as in AddAndNorm
 USE = {
     "ctranslate2": "Translator(folder).translate_batch([pieces], length_penalty=0, min_decoding_length=0); pieces are"
     " SentencePiece's with tokenizer.model; their length penalty is another than the paper's",
-    "marian": "MarianMTModel.from_pretrained(folder).generate(ids); ids are SentencePiece's with tokenizer.model, then 3",
+    "marian": "MarianMTModel.from_pretrained(folder).generate(ids); ids are tokenizer.model's, then 3 for EOS",
     "safetensors": "Transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'))",
 }
 LIBRARIES = {"ctranslate2": "ctranslate2", "safetensors": "safetensors", "marian": "transformers"}
