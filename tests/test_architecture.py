@@ -26,6 +26,7 @@ MODULES = (
         "worker",
         "translate",
         "table",
+        *("export", "rivals", "contest", "bench"),
         "launcher",
         "versions",
         "cli",
@@ -40,6 +41,9 @@ ROOMS = {
     "pytorch_lightning": {"checkpoint", "lightning_data", "lightning_model", "callbacks", "train"},
     "sacrebleu": {"metrics"},
     "sentencepiece": {"tokenizer"},
+    "ctranslate2": {"export", "rivals"},
+    "transformers": {"export"},
+    "safetensors": {"export"},
 }
 
 
@@ -89,7 +93,8 @@ WRITES = {"write_text", "write_bytes", "writelines", "touch", "mkdir", "unlink",
 WRITES |= {"symlink_to", "hardlink_to", "chmod", "tofile", "makedirs", "remove", "removedirs", "truncate", "memmap"}
 SAVED_ELSEWHERE = {
     "checkpoint": {"torch.save"},  # into memory, then through storage
-    "dataset": {"np.save"},  # the same
+    # Into a temporary folder, since other libraries write files and nothing else, then through storage
+    "export": {"tempfile", "ctranslate2_spec(model, pieces).save"},
     "signals": {"shutil"},  # only asks where a program is
 }
 
