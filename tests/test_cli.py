@@ -56,6 +56,8 @@ def test_every_example_of_the_manual_composes(tmp_path, monkeypatch):
     monkeypatch.setattr("aiayn.translate.main", lambda run: None)
     monkeypatch.setattr("aiayn.prepare.main", lambda run: None)
     monkeypatch.setattr("aiayn.table.main", lambda run: None)
+    monkeypatch.setattr("aiayn.export.main", lambda run: None)
+    monkeypatch.setattr("aiayn.bench.main", lambda run: None)
     monkeypatch.setattr("aiayn.plan.main", lambda run: None)
     rest = [f"data.{split}_{side}=x" for split in ("train", "dev", "test") for side in ("source", "target")]
     for examples in cli.EXAMPLES.values():
@@ -93,7 +95,7 @@ def test_no_command_at_all_prints_the_manual_and_counts_as_wrong_usage(aiayn):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["trian"], ("'trian'", "prepare, train, evaluate, translate, table, plan")),
+        (["trian"], ("'trian'", "prepare, train, evaluate, translate, table")),
         (["train", "experiment=a_h2"], ("experiment=a_h2", "a_h1", "a_h4")),
         (["train", "model.dropuot=0.1"], ("model.dropuot", "did you mean model.dropout?")),
         (["train", "data=wmt14_en_de"], ("data=wmt14_en_de", "not written yet", "data=files")),
