@@ -1,0 +1,70 @@
+"""Sweeps through other people's launchers, for real: what the local one would have trained, bit for bit."""
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from aiayn import cli, config, jobs
+
+SWEEP = ("scale=smoke", "experiment=c_n2,b_dk16", "wandb.mode=disabled")
+LAUNCHERS = {
+    "joblib": ("hydra_plugins.hydra_joblib_launcher", "hydra.launcher.n_jobs=2"),
+    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", "hydra.launcher.timeout_min=5"),
+    "slurm": ("hydra_plugins.hydra_submitit_launcher", "hydra.launcher.timeout_min=5"),
+}
+
+
+def weights(folder: Path) -> dict[str, str]:
+    """The SHA-256 of the last checkpoint of each row."""
+    results = folder.glob("runs/*/*/*/result.json")
+    return {found["experiment"]: found["sha256"]["checkpoint"] for found in map(_load, results)}
+
+
+def _load(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def local(aiayn_in, tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("local")
+    aiayn_in(folder, "train", "-m", *SWEEP)
+    return weights(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_sweep_gives_the_bits_of_the_local_launcher_and_a_wrong_row_stops_no_other(
+    launcher, local, aiayn_in, tmp_path
+) -> None:
+    package, option = LAUNCHERS[launcher]
+    if find_spec(package.partition(".")[0]) is None or find_spec(package) is None:
+        pytest.skip("needs the extra: pip install -e '.[launchers]'")
+    if launcher == "slurm" and shutil.which("sbatch") is None:
+        pytest.skip("needs SLURM")
+    words = ("train", "-m", f"hydra/launcher={launcher}", option, *SWEEP)
+    aiayn_in(tmp_path, *words)
+    assert weights(tmp_path) == local
+    assert len(set(local.values())) == 2  # control: rows differ
+    printed = aiayn_in(tmp_path, *words[:-2], "experiment=c_n2", "model.dropout=1.5,0.1", *SWEEP[2:], code=1)
+    if launcher == "joblib":
+        assert "model.dropout=1.5: must be at least 0 and below 1" in printed.stderr
+        assert "is finished: nothing to do" in printed.stdout
+
+
+@pytest.mark.parametrize(("mode", "code"), [("MULTIRUN", jobs.BAD_DATA), ("RUN", None)])
+def test_inside_a_sweep_the_task_returns_its_code_and_alone_it_exits_with_it(mode, code, monkeypatch) -> None:
+    monkeypatch.setattr(cli.HydraConfig, "get", lambda: OmegaConf.create({"mode": mode}))
+    monkeypatch.setattr(cli, "RunMode", type("RunMode", (), {"MULTIRUN": "MULTIRUN"}))
+    monkeypatch.setattr(jobs, "run_here", lambda run: jobs.BAD_DATA)
+    monkeypatch.setattr(config, "convert", lambda composed: None)
+    task = cli.task("train")
+    if code is None:
+        with pytest.raises(SystemExit) as ended:
+            task(DictConfig({}))
+        assert ended.value.code == jobs.BAD_DATA
+    else:
+        assert task(DictConfig({})) == code
