@@ -11,11 +11,20 @@ from omegaconf import DictConfig, OmegaConf
 from aiayn import cli, config, jobs
 
 SWEEP = ("scale=smoke", "experiment=c_n2,b_dk16", "wandb.mode=disabled")
-LAUNCHERS = {
-    "joblib": ("hydra_plugins.hydra_joblib_launcher", "hydra.launcher.n_jobs=2"),
-    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", "hydra.launcher.timeout_min=5"),
-    "slurm": ("hydra_plugins.hydra_submitit_launcher", "hydra.launcher.timeout_min=5"),
-}
+
+
+def launcher(name: str, package: str, option: str, program: str = "sh") -> object:
+    """A launcher with an option of its own; skipped before anything is trained where it is not installed."""
+    there = find_spec("hydra_plugins") and find_spec(f"hydra_plugins.{package}") and shutil.which(program)
+    reason = f"needs {program} and pip install -e '.[launchers]'"
+    return pytest.param(name, option, id=name, marks=pytest.mark.skipif(not there, reason=reason))
+
+
+LAUNCHERS = [
+    launcher("joblib", "hydra_joblib_launcher", "hydra.launcher.n_jobs=2"),
+    launcher("submitit_local", "hydra_submitit_launcher", "hydra.launcher.timeout_min=20"),
+    launcher("slurm", "hydra_submitit_launcher", "hydra.launcher.timeout_min=20", "sbatch"),
+]
 
 
 def weights(folder: Path) -> dict[str, str]:
@@ -36,21 +45,16 @@ def local(aiayn_in, tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(("name", "option"), LAUNCHERS)
 def test_a_sweep_gives_the_bits_of_the_local_launcher_and_a_wrong_row_stops_no_other(
-    launcher, local, aiayn_in, tmp_path
+    name, option, local, aiayn_in, tmp_path
 ) -> None:
-    package, option = LAUNCHERS[launcher]
-    if find_spec(package.partition(".")[0]) is None or find_spec(package) is None:
-        pytest.skip("needs the extra: pip install -e '.[launchers]'")
-    if launcher == "slurm" and shutil.which("sbatch") is None:
-        pytest.skip("needs SLURM")
-    words = ("train", "-m", f"hydra/launcher={launcher}", option, *SWEEP)
+    words = ("train", "-m", f"hydra/launcher={name}", option, *SWEEP)
     aiayn_in(tmp_path, *words)
     assert weights(tmp_path) == local
     assert len(set(local.values())) == 2  # control: rows differ
     printed = aiayn_in(tmp_path, *words[:-2], "experiment=c_n2", "model.dropout=1.5,0.1", *SWEEP[2:], code=1)
-    if launcher == "joblib":
+    if name == "joblib":  # the others write that into files of the job
         assert "model.dropout=1.5: must be at least 0 and below 1" in printed.stderr
         assert "is finished: nothing to do" in printed.stdout
 
