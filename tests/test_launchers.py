@@ -1,14 +1,17 @@
 """Sweeps through other people's launchers, for real: what the local one would have trained, bit for bit."""
 
 import json
+import os
 import shutil
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from lightning_fabric.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig, OmegaConf
 
-from aiayn import cli, config, jobs
+from aiayn import cli, config, jobs, storage, train
 
 SWEEP = ("scale=smoke", "experiment=c_n2,b_dk16", "wandb.mode=disabled")
 
@@ -57,6 +60,23 @@ def test_a_sweep_gives_the_bits_of_the_local_launcher_and_a_wrong_row_stops_no_o
     if name == "joblib":  # the others write that into files of the job
         assert "model.dropout=1.5: must be at least 0 and below 1" in printed.stderr
         assert "is finished: nothing to do" in printed.stdout
+
+
+@pytest.mark.usefixtures("signals")
+def test_where_slurm_is_installed_lightning_s_advice_to_use_srun_is_not_passed_on(toy, tmp_path, monkeypatch) -> None:
+    program = tmp_path / "bin" / "srun"
+    storage.write_text(program, "#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    run = config.compose_row(*toy, "training.max_steps=1")
+    storage.write_text(config.run_folder(run) / "config.yaml", config.to_yaml(run))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        SLURMEnvironment.detect()
+        assert [str(warning.message)[:18] for warning in caught] == ["The `srun` command"]  # control
+        caught.clear()
+        assert train.main(config.run_folder(run)) == jobs.DONE
+    assert not [warning for warning in caught if "srun" in str(warning.message)]
 
 
 @pytest.mark.parametrize(("mode", "code"), [("MULTIRUN", jobs.BAD_DATA), ("RUN", None)])
