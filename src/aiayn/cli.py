@@ -21,7 +21,10 @@ COMMANDS = {
     "evaluate": "perplexity, bits per character and BLEU of a trained row",
     "translate": "standard input to standard output, n lines in, n lines out",
     "table": "Table 3, paper and ours, from what is trained",
+    "report": "one page: Table 3, its runs, curves and figures, the paper's claims tested",
 }
+# The modules of these names are parts
+MODULES = {"report": "page"}
 EXAMPLES = {
     "prepare": [
         ("aiayn prepare", "the embedded corpus"),
@@ -47,6 +50,7 @@ EXAMPLES = {
         ("aiayn table", "in the terminal"),
         ("aiayn table format=md scale=smoke > table.md", "as Markdown (or csv, latex), another scale"),
     ],
+    "report": [("aiayn report", "runs/tiny-mini/report/report.html, and the figures as SVG and PNG beside it")],
 }
 FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")
 # A name, several, or what a sweep makes of all names; never a path, which would lead to a file of somebody else's
@@ -111,7 +115,7 @@ def task(command: str) -> Callable[[DictConfig], None]:
                 from aiayn import jobs
 
                 sys.exit(jobs.run_here(converted))
-            import_module(f"aiayn.{command}").main(converted)
+            import_module(f"aiayn.{MODULES.get(command, command)}").main(converted)
 
     run.__name__ = command
     return run
