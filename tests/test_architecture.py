@@ -16,6 +16,7 @@ MODULES = (
     *("schema", "config", "storage", "corpus", "tokenizer", "dataset", "batching", "linear"),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
     *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "columns", "report"),
+    *("claims", "curves", "drawing", "figures", "material", "html", "page"),
     *(
         "prepare",
         "jobs",
@@ -38,6 +39,7 @@ ROOMS = {
     "omegaconf": {"schema", "config", "cli"},
     "pytorch_lightning": {"checkpoint", "lightning_data", "lightning_model", "callbacks", "train"},
     "sacrebleu": {"metrics"},
+    "jinja2": {"html"},
     "sentencepiece": {"tokenizer"},
 }
 

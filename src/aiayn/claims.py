@@ -54,7 +54,7 @@ class Hypothesis:
 
 
 def _both(sentence: str, rows: tuple[str, ...], size: str | None = None, equal: bool = False) -> list[Hypothesis]:
-    return [Hypothesis(sentence, metric, rows, size, equal) for metric in ("PPL", "BLEU")]  # type: ignore[arg-type]
+    return [Hypothesis(sentence, metric, rows, size, equal) for metric in ("PPL", "BLEU")]
 
 
 HYPOTHESES = (
@@ -147,12 +147,10 @@ def rank_correlation(table: Table, metric: Metric) -> tuple[float, float, int] |
 
 def rise(samples: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Rise | None:
     """The weighted sum of the samples' means; None when one has fewer than two values, or no sample varies."""
-    if any(len(samples[row]) < 2 for row in weights):
+    if any(len(samples[row]) < 2 for row in weights) or all(len(set(samples[row])) == 1 for row in weights):
         return None
     parts = [weight**2 * float(np.var(samples[row], ddof=1)) / len(samples[row]) for row, weight in weights.items()]
     variance = sum(parts)
-    if variance == 0:
-        return None
     # Welch and Satterthwaite: rows need not vary alike
     spread = sum(part**2 / (len(samples[row]) - 1) for part, row in zip(parts, weights, strict=True))
     effect = sum(weight * float(np.mean(samples[row])) for row, weight in weights.items())

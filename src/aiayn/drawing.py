@@ -6,6 +6,7 @@ import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib
 from markupsafe import Markup
@@ -14,9 +15,10 @@ from matplotlib.figure import Figure
 INK, INK_OF_PAGE = "#000000", "currentColor"  # what is black in a file has the colour of a page's text
 ROW = "row."  # begins the name of what a page can switch on and off
 
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
+    "axes.titlelocation": "left",  # where a narrow screen begins
     "legend.fontsize": 8.0,
     "axes.facecolor": "none",
     "legend.facecolor": "none",

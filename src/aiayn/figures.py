@@ -81,7 +81,7 @@ def run(table: Table, runs: Runs, row: str) -> Figure:
             if name in ("base", row) and quantity in curves:
                 own = name == row
                 style = {"color": _PAPER, "zorder": 3} if own else {"color": "#888888", "linewidth": 0.8}
-                axes.plot(curves[quantity].axes["steps"], curves[quantity].values, **style)  # type: ignore[arg-type]
+                axes.plot(curves[quantity].axes["steps"], curves[quantity].values, **style)
         axes.set(xlabel=NAMES["steps"], title=NAMES[quantity].split(" (")[0])
     _plain_logarithms(right)
     figure.suptitle(f"{row}{'' if row == 'base' else ', base in grey'}: {conditions(table)}", fontsize=10)
@@ -133,8 +133,6 @@ def ranks(table: Table) -> Figure:
                     )  # fmt: skip
         correlation = rank_correlation(table, "PPL" if logarithm else "BLEU")
         told = "" if correlation is None else f": Spearman ρ {correlation[0]:+.2f}, {correlation[2]} rows"
-        if logarithm:
-            _plain_logarithms(axes)
         axes.set(xlabel=f"{name}, paper", ylabel=f"{name}, {conditions(table)}", title=f"{name}{told}")
     return figure
 

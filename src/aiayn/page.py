@@ -2,19 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
 
-from aiayn import checkpoint, claims, config, curves, drawing, figures, html, metrics, report, results, storage
-from aiayn.columns import Cell, Column, columns_of, rows_of
-from aiayn.corpus import DataError
-from aiayn.dataset import Dataset
+from aiayn import claims, config, curves, drawing, figures, html, report, storage
+from aiayn.columns import BLEU_TOLERANCE, Cell, Column, columns_of, rows_of
+from aiayn.material import Material, Watched, gather
 from aiayn.results import Line, Run, Table, look_up, printable
 from aiayn.schema import Config, leaves
 from aiayn.transformer import sinusoids
@@ -37,50 +34,6 @@ _FACTS = {
     "sha256": "SHA-256",
     "finished_at": "finished",
 }
-
-Watched = Callable[[Iterable[Any], str], Iterable[Any]]
-
-
-@dataclass(frozen=True)
-class Material:
-    """What the page is made of, read from the run folders and the prepared corpus."""
-
-    table: Table
-    runs: figures.Runs
-    translations: Mapping[tuple[str, int], list[str]]  # of finished runs on the corpus that is here
-    sources: list[str]
-    references: list[str]
-    counts: claims.Counts
-    learned: Mapping[str, Any]  # positional vectors of row E, by side
-    missing: str  # why there is no BLEU over sentences; empty when there is
-
-
-def gather(run: Config, watched: Watched = lambda items, what: items) -> Material:
-    """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out."""
-    folder = config.sweep_folder(run)
-    table = results.table(config.rows(), results.read_runs(folder), run.scale, run.data.name)
-    named = [(line.name, found) for line in table.lines for found in line.runs]
-    read = {
-        (row, found.seed): curves.read(folder / row / f"seed{found.seed}")
-        for row, found in watched(named, "reading curves")
-    }
-    sources, references, translations, missing = [], [], {}, ""
-    try:
-        dataset = Dataset.open(Path(run.prepared) / run.data.name)
-        sources, references = dataset.texts("dev", "source"), dataset.texts("dev", "target")
-        for row, found in named:
-            lines = _translations(folder / row / f"seed{found.seed}")
-            of_here = look_up(found.result or {}, "sha256.data") == dataset.sha256
-            if of_here and len(lines) == len(references):
-                translations[row, found.seed] = lines
-    except (DataError, OSError) as error:
-        missing = f"No paired bootstrap and no samples: {printable(str(error))}"
-    counts = {
-        key: metrics.paper_counts(lines, references) for key, lines in watched(translations.items(), "counting n-grams")
-    }
-    if not counts and not missing:
-        missing = "No paired bootstrap: no finished run has translations of the corpus that is here."
-    return Material(table, read, translations, sources, references, counts, _learned(table, folder), missing)
 
 
 def draw(material: Material) -> dict[str, tuple[Figure, str]]:
@@ -119,7 +72,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]], watched: W
         for name, (figure, words) in watched(drawn.items(), "drawing the page")
     }
     columns = [column for column in columns_of(table) if column.group != "letter"]
-    spans = [(title, len(list(members))) for title, members in itertools.groupby(columns, lambda column: column.title)]
+    spans = [(group, len(list(members))) for group, members in itertools.groupby(columns, lambda column: column.group)]
     shades = figures.colours(table)
     findings = claims.check(table, material.counts)
     return html.page(
@@ -131,7 +84,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]], watched: W
         colouring=_colouring(table),
         notes=table.notes,
         spans=spans,
-        heads=[column.name for column in columns],
+        heads=columns,
         rows=[
             {
                 "name": line.name,
@@ -144,7 +97,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]], watched: W
             for number, (line, cells) in enumerate(zip(table.lines, _cells(table, columns), strict=True))
         ],
         findings=[_told(found) for found in findings],
-        margin_bleu=claims.BLEU_TOLERANCE,
+        margin_bleu=BLEU_TOLERANCE,
         margin_ppl=f"{100 * math.expm1(claims.HYPOTHESES[-2].margin):.1f}",
         bootstrap=material.missing or f"Over sentences: {claims.RESAMPLES} resamples of {len(material.references)}.",
         correlations=_correlations(table),
@@ -190,29 +143,6 @@ def main(run: Config) -> None:
     print(f"{folder / 'figures'}: {len(drawn)} figures, each as SVG and PNG")
 
 
-def _translations(folder: Path) -> list[str]:
-    try:
-        return (folder / "translations.txt").read_bytes().decode("utf-8", "replace").split("\n")[:-1]
-    except OSError:
-        return []
-
-
-def _learned(table: Table, folder: Path) -> dict[str, Any]:
-    """The positional vectors that the first finished run of row E has learned."""
-    row = next(line for line in table.lines if line.config.model.learned_positions)
-    for run in row.runs:
-        if run.result is None:
-            continue
-        try:
-            newest = checkpoint.newest(folder / row.name / f"seed{run.seed}" / "checkpoints")
-            weights = checkpoint.average(newest) if newest else {}
-        except storage.StorageError:
-            continue
-        sides = {side: weights.get(f"transformer.{side}_positions.weight") for side in ("source", "target")}
-        return {f"Learned, {side} side": vectors.numpy()[:64] for side, vectors in sides.items() if vectors is not None}
-    return {}
-
-
 def _spread(table: Table, line: Line, key: str) -> float | None:
     """The standard deviation over seeds of the row's figure, or of its difference from base where that is compared."""
     of_rows = [line] if table.comparable else [line, table.base]
@@ -252,7 +182,8 @@ def _cells(table: Table, columns: list[Column]) -> list[list[dict[str, str]]]:
             # An empty place says: as base
             meant = column.cells[0] if column.group == "definition" and not cell.text else cell
             value = str(number) if column.group == "row" else _sortable(meant)
-            row.append({"text": cell.text, "value": value, "style": _shade(table, column, line)})
+            style = _shade(table, column, line) or column.group
+            row.append({"text": cell.text, "value": value, "style": style})
         rows.append(row)
     return rows
 
@@ -318,7 +249,8 @@ def _told(found: claims.Finding) -> dict[str, str]:
     bleu = hypothesis.metric == "BLEU"
 
     def gain(effect: float) -> str:
-        return f"{effect:+.2f}" if bleu else f"{100 * -math.expm1(-effect):+.1f} %"
+        text = f"{effect:+.2f}" if bleu else f"{100 * -math.expm1(-effect):+.1f} %"
+        return text.replace("-", "−")
 
     def between(pair: tuple[float, float] | None) -> str:
         return "–" if pair is None else f"{gain(pair[0])} to {gain(pair[1])}"
@@ -331,7 +263,7 @@ def _told(found: claims.Finding) -> dict[str, str]:
         "ours": "–" if found.effect is None else gain(found.effect),
         "interval": between(found.interval),
         "sentences": between(found.sentences),
-        "p": "–" if found.p is None else "< 0.001" if found.p < 0.001 else f"{found.p:.3f}",
+        "p": "–" if found.p is None else _p_text(found.p),
         "verdict": found.verdict,
         "because": found.because,
     }
@@ -342,12 +274,16 @@ def _correlations(table: Table) -> str:
     for metric in ("PPL", "BLEU"):
         found = claims.rank_correlation(table, metric)
         if found is not None:
-            told.append(f"{metric}: Spearman ρ {found[0]:+.2f} (p {found[1]:.3f}, {found[2]} rows)")
+            told.append(f"{metric}: Spearman ρ {found[0]:+.2f} (p {_p_text(found[1])}, {found[2]} rows)")
     return (
         f"Do our rows stand in the paper's order? {'; '.join(told)}."
         if told
         else "Too few rows are finished to compare their order."
     )
+
+
+def _p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _of_page(colour: str) -> str:
