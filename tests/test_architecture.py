@@ -25,6 +25,7 @@ MODULES = (
         "train",
         "worker",
         "translate",
+        "attention_maps",
         "table",
         "launcher",
         "versions",

@@ -32,7 +32,7 @@ def test_only_translations_of_this_corpus_and_as_many_as_its_sentences_are_count
     put(run, "a_h1", "another", 41, result_of)
     put(run, "a_h4", here, 40, result_of)
     found = material.gather(run)
-    assert {key for key in found.counts} == {("base", 1)}
+    assert set(found.counts) == {("base", 1)}
     assert found.counts["base", 1].shape == (41, 10)
     assert (len(found.sources), len(found.references), found.missing) == (41, 41, "")
 

@@ -48,10 +48,10 @@ def put(folder: Path, run: Config, ppl: float, dataset: Dataset, lines: list[str
     result: dict[str, Any] = {
         "schema": 1, "experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "data": run.data.name,
         "status": "finished", "config": dataclasses.asdict(run), "params": 480_001, "params_at_40960_rows": 3_000_001,
-        "steps": run.training.max_steps, "train_seconds": 73.0, "target_tokens": 12_345, "target_tokens_per_second": 169.1,
-        "dev": {"ppl": ppl, "bits_per_character": 1.7, "bleu": bleu, "bleu_ci95": [24.0, 26.0], "signatures": {"x": HOSTILE}},
-        "sha256": {"data": dataset.sha256, "checkpoint": "c0ffee"}, "versions": {"torch": HOSTILE}, "hardware": {"cores": 2},
-        "finished_at": HOSTILE,
+        "steps": run.training.max_steps, "train_seconds": 73.0, "target_tokens": 12_345,
+        "dev": {"ppl": ppl, "bits_per_character": 1.7, "bleu": bleu, "bleu_ci95": [24, 26], "signatures": {HOSTILE: 1}},
+        "sha256": {"data": dataset.sha256, "checkpoint": "c0ffee"}, "versions": {"torch": HOSTILE},
+        "target_tokens_per_second": 169.1, "hardware": {"cores": 2}, "finished_at": HOSTILE,
     }  # fmt: skip
     storage.write_json(folder / "result.json", result)
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in lines))
@@ -63,7 +63,7 @@ def put(folder: Path, run: Config, ppl: float, dataset: Dataset, lines: list[str
 
 @pytest.fixture(scope="module")
 def report(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a sweep with finished, failed, half-done, stale and missing rows, all of them full of hostile text."""
+    """The page of a sweep with finished, failed, half-done, stale and missing rows, all full of hostile text."""
     run = config.compose_row(*digits, "scale=smoke", f"output={tmp_path_factory.mktemp('report')}")
     dataset = prepare(run, lambda message: None)
     references = dataset.texts("dev", "target")

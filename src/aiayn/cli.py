@@ -22,9 +22,10 @@ COMMANDS = {
     "translate": "standard input to standard output, n lines in, n lines out",
     "table": "Table 3, paper and ours, from what is trained",
     "report": "one page: Table 3, its runs, curves and figures, the paper's claims tested",
+    "attention": "where every head of every layer looks, for a sentence",
 }
 # The modules of these names are parts
-MODULES = {"report": "page"}
+MODULES = {"report": "page", "attention": "attention_maps"}
 EXAMPLES = {
     "prepare": [
         ("aiayn prepare", "the embedded corpus"),
@@ -51,6 +52,12 @@ EXAMPLES = {
         ("aiayn table format=md scale=smoke > table.md", "as Markdown (or csv, latex), another scale"),
     ],
     "report": [("aiayn report", "runs/tiny-mini/report/report.html, and the figures as SVG and PNG beside it")],
+    "attention": [
+        (
+            'echo "The device is not available." | aiayn attention experiment=base',
+            "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG and PNG",
+        ),
+    ],
 }
 FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")
 # A name, several, or what a sweep makes of all names; never a path, which would lead to a file of somebody else's

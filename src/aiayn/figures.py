@@ -36,6 +36,7 @@ NAMES = {
 # (label of the axis, key of the result, field of the paper's figures, whether differences are of logarithms)
 _METRICS = (("PPL", "dev.ppl", "ppl", True), ("BLEU", "dev.bleu.paper", "bleu", False))
 _PAPER = "#b3541e"
+_SUPTITLE: Any = {"fontsize": 10, "x": 0.01, "horizontalalignment": "left"}
 _LENGTH_BUCKETS = 6
 
 
@@ -84,7 +85,7 @@ def run(table: Table, runs: Runs, row: str) -> Figure:
                 axes.plot(curves[quantity].axes["steps"], curves[quantity].values, **style)
         axes.set(xlabel=NAMES["steps"], title=NAMES[quantity].split(" (")[0])
     _plain_logarithms(right)
-    figure.suptitle(f"{row}{'' if row == 'base' else ', base in grey'}: {conditions(table)}", fontsize=10)
+    figure.suptitle(f"{row}{'' if row == 'base' else ', base in grey'}: {conditions(table)}", **_SUPTITLE)
     return figure
 
 
@@ -112,7 +113,7 @@ def group(table: Table, letter: str) -> Figure:
         axes.set_xticks(range(len(lines)), [_label(table, line) for line in lines], rotation=30, ha="right", fontsize=8)
         axes.set(title=name, ylabel=change)
     both[0].legend(loc="best")
-    figure.suptitle(f"Group {letter}: the paper and {conditions(table)}", fontsize=10)
+    figure.suptitle(f"Group {letter}: the paper and {conditions(table)}", **_SUPTITLE)
     return figure
 
 

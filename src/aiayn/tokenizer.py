@@ -36,6 +36,10 @@ class Tokenizer:
         )
         return ids
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Each token as it stands in the vocabulary: the beginning of a word as U+2581."""
+        return [_unescape(self._processor.id_to_piece(int(token))) for token in ids]
+
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047 between spaces."""
         return [_unescape(self._processor.decode([int(token) for token in sentence])) for sentence in ids]
