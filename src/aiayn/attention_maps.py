@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -45,19 +46,14 @@ def weights_of(model: Transformer, batch: Batch) -> dict[str, list[Weights]]:
     Computed beside the forward pass, from what each attention is given: training knows nothing of it.
     """
     found: dict[str, list[Weights]] = {kind: [] for kind in KINDS}
-    hooks = []
-    for layer in [*model.encoder, *model.decoder]:
-        assert isinstance(layer, EncoderLayer | DecoderLayer)
-        kind = "encoder" if isinstance(layer, EncoderLayer) else "decoder"
-        hooks.append(layer.self_attention.register_forward_hook(partial(_look, found[kind])))
-        if isinstance(layer, DecoderLayer):
-            hooks.append(layer.memory_attention.register_forward_hook(partial(_look, found["cross"])))
-    try:
-        with torch.no_grad():
-            model.eval().hidden(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for layer in [*model.encoder, *model.decoder]:
+            assert isinstance(layer, EncoderLayer | DecoderLayer)
+            kind = "encoder" if isinstance(layer, EncoderLayer) else "decoder"
+            hooks.enter_context(layer.self_attention.register_forward_hook(partial(_look, found[kind])))
+            if isinstance(layer, DecoderLayer):
+                hooks.enter_context(layer.memory_attention.register_forward_hook(partial(_look, found["cross"])))
+        model.eval().hidden(batch)
     return found
 
 

@@ -54,7 +54,7 @@ EXAMPLES = {
     "report": [("aiayn report", "runs/tiny-mini/report/report.html, and the figures as SVG and PNG beside it")],
     "attention": [
         (
-            'echo "The device is not available." | aiayn attention experiment=base',
+            "aiayn attention experiment=base < sentence.txt",
             "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG and PNG",
         ),
     ],
