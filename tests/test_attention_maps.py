@@ -92,9 +92,7 @@ def test_a_sentence_that_is_no_picture_is_refused_in_one_line(finished: list[str
         attention_maps.main(config.compose_row(*finished), io.BytesIO(line))
 
 
-def test_a_sentence_gives_a_page_and_every_layer_as_svg_and_png(
-    finished: list[str], tmp_path: Path, monkeypatch
-) -> None:
+def test_a_sentence_gives_a_page_and_every_layer_as_svg_and_png(finished: list[str], monkeypatch) -> None:
     run = config.compose_row(*finished)
     written: dict[str, bytes] = {}
     monkeypatch.setattr("aiayn.storage.write_bytes", lambda path, data: written.update({path.name: bytes(data)}))

@@ -1,6 +1,8 @@
 import errno
+import io
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -15,7 +17,7 @@ import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiayn import storage
+from aiayn import dataset, storage
 from aiayn.corpus import DataError, Files
 from aiayn.dataset import SIDES, SPLITS, Dataset, _packed, prepare
 from aiayn.tokenizer import EOS, Tokenizer
@@ -107,7 +109,7 @@ def test_lengths_count_eos(prepared) -> None:
 
 def test_ids_take_two_bytes_as_long_as_they_fit(prepared) -> None:
     assert prepared.pairs("train").source_ids.dtype == np.uint16
-    packed, lengths = _packed([np.array([65_536], dtype=np.int32)], 65_537)
+    packed, lengths = _packed([np.array([65_536], dtype=np.int32)], np.dtype(np.int32))
     assert packed.tolist() == [65_536, EOS]
     assert lengths.tolist() == [2]
 
@@ -312,3 +314,26 @@ def test_the_manifest_says_nothing_of_time_or_machine(prepared, text) -> None:
     assert set(manifest["files"]) == {path.name for path in prepared.folder.iterdir()} - {"manifest.json", ".lock"}
     assert str(prepared.folder.parent) not in written
     assert str(text) not in written
+
+
+def test_chunks_and_processes_change_no_byte(tmp_path, monkeypatch) -> None:
+    draw = random.Random(7)
+    lines = [" ".join(draw.choice(("low", "new", "est", "er")) for _ in range(draw.randint(0, 9))) for _ in range(101)]
+    for name, count in (("train", 101), ("dev", 3)):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines[:count]))
+    train, dev = (Files(tmp_path / name, tmp_path / name) for name in ("train", "dev"))
+    hashes = []
+    for number, (pairs_at_once, processes) in enumerate(((1000, 1), (7, 1), (7, 2))):
+        monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", pairs_at_once)
+        monkeypatch.setattr(dataset, "_MAX_PROCESSES", processes)
+        prepared = prepare(tmp_path / str(number), train, dev, dev, 21, 9, lambda message: None)
+        hashes.append(prepared.sha256)
+        for part in ("ids", "offsets"):
+            path = prepared.folder / f"train.source.{part}.npy"
+            written = io.BytesIO()
+            np.save(written, np.load(path))
+            assert path.read_bytes() == written.getvalue()
+    assert len(set(hashes)) == 1
+    assert prepared.manifest["splits"]["train"]["dropped"]["too long"] > 0  # so chunks lose pairs
+    prepared = prepare(tmp_path / "other", train, dev, dev, 21, 8, lambda message: None)
+    assert prepared.sha256 not in hashes  # control

@@ -23,6 +23,8 @@ COMMANDS = {
     "table": "Table 3, paper and ours, from what is trained",
     "report": "one page: Table 3, its runs, curves and figures, the paper's claims tested",
     "attention": "where every head of every layer looks, for a sentence",
+    "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
+    "bench": "tokens/s of training and decoding, beside other people's code in the same run",
 }
 # The modules of these names are parts
 MODULES = {"report": "page", "attention": "attention_maps"}
@@ -57,6 +59,20 @@ EXAMPLES = {
             "aiayn attention experiment=base < sentence.txt",
             "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG and PNG",
         ),
+    ],
+    "export": [
+        ("aiayn export format=ctranslate2 experiment=base", "into runs/tiny-mini/base/seed1/export-ctranslate2"),
+        ("aiayn export format=safetensors average=5", "the mean of the last five checkpoints"),
+        ("aiayn export format=marian experiment=big", "for transformers.MarianMTModel.from_pretrained"),
+    ],
+    "bench": [
+        ("aiayn bench experiment=a_h4 scale=small data.vocab_size=8000", "small: d_model 128, N 3, d_ff 512, h 4"),
+        (
+            "aiayn bench scale=paper data.vocab_size=37000 training.tokens_per_update=2500 bench.updates=2",
+            "base, in updates that take a CPU seconds",
+        ),
+        ("aiayn bench bench.kind=decoding hardware.threads=2 bench.rounds=9", "beam search and greedy, on two cores"),
+        ("aiayn bench bench.mean_length=60 experiment=big", "longer sentences, another row"),
     ],
 }
 FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")
