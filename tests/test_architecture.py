@@ -15,8 +15,18 @@ SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 # In dependency order: a module imports only from earlier ones.
 MODULES = (
     *("schema", "config", "storage", "corpus", "tokenizer", "dataset", "batching", "linear"),
-    *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
-    *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "columns", "report"),
+    *("attention", "transformer", "loss", "schedule", "beam_search", "metrics", "flops"),
+    *(
+        "checkpoint",
+        "lightning_data",
+        "lightning_model",
+        "signals",
+        "callbacks",
+        "results",
+        "columns",
+        "report",
+        "table2",
+    ),
     *("claims", "curves", "drawing", "figures", "material", "html", "page"),
     *(
         "prepare",
@@ -30,6 +40,7 @@ MODULES = (
         "table",
         *("export", "rivals", "contest", "bench"),
         "launcher",
+        "plan",
         "versions",
         "cli",
         "__main__",
