@@ -42,14 +42,14 @@ _LENGTH_BUCKETS = 6
 
 def colours(table: Table) -> dict[str, str]:
     """A colour for each row, readable on white and on black: a hue for each of the paper's groups, base in ink."""
-    hues = {"(A)": (0.06, 0.13), "(B)": (0.74, 0.80), "(C)": (0.44, 0.66), "(D)": (0.92, 1.0), "(E)": (0.33, 0.33)}
+    hues = {"(A)": (0.06, 0.13), "(B)": (0.74, 0.80), "(C)": (0.44, 0.61), "(D)": (0.92, 1.0), "(E)": (0.33, 0.33)}
     found = {}
     for group, members in itertools.groupby(table.lines, lambda line: line.group):
         rows = list(members)
         low, high = hues.get(group, (0.03, 0.03))
         for number, line in enumerate(rows):
             share = number / max(1, len(rows) - 1)
-            lightness = 0.40 + 0.18 * (number % 2)
+            lightness = 0.44 + 0.16 * (number % 2)
             red, green, blue = colorsys.hls_to_rgb((low + (high - low) * share) % 1, lightness, 0.65)
             found[line.name] = "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
     return {**found, "base": INK}
