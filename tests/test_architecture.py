@@ -27,6 +27,7 @@ MODULES = (
         "report",
         "table2",
     ),
+    *("claims", "curves", "drawing", "figures", "material", "html", "page"),
     *(
         "prepare",
         "jobs",
@@ -35,6 +36,7 @@ MODULES = (
         "train",
         "worker",
         "translate",
+        "attention_maps",
         "table",
         *("export", "rivals", "contest", "bench"),
         "launcher",
@@ -51,6 +53,7 @@ ROOMS = {
     "omegaconf": {"schema", "config", "cli"},
     "pytorch_lightning": {"checkpoint", "lightning_data", "lightning_model", "callbacks", "train"},
     "sacrebleu": {"metrics"},
+    "jinja2": {"html"},
     "sentencepiece": {"tokenizer"},
     "ctranslate2": {"export", "rivals"},
     "transformers": {"export"},

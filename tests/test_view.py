@@ -1,6 +1,8 @@
 """W&B is a view: missing, unreachable, hanging or raising, it changes no weight, says one line and holds nobody up."""
 
+import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -35,7 +37,10 @@ class Fake:
         return self
 
     def define_metric(self, name: str, step_metric: str) -> None:
-        pass
+        self.metrics = (name, step_metric)
+
+    def Table(self, columns: list[str], data: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+        return columns, data
 
     def log(self, row: dict[str, Any]) -> None:
         self.misbehave("log")
@@ -95,6 +100,61 @@ def test_whatever_wandb_does_the_weights_are_the_same_and_one_line_says_so(
         assert fake.finished
         assert [row["step"] for row in fake.rows if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
         assert fake.arguments["resume"] == "allow"
+        shown_as_the_result(fake, tmp_path / "run")
+
+
+def shown_as_the_result(fake: Fake, folder: Path) -> None:
+    """Group, job type, tags, configuration, curves, summaries and samples are those of the run's own files."""
+    result = json.loads((folder / "result.json").read_text())
+    assert (fake.arguments["group"], fake.arguments["job_type"]) == (f"{result['data']}-{result['scale']}", "train")
+    assert set(fake.arguments["tags"]) == {"base", result["scale"], result["data"]}
+    # What is shown and where may change under a run; all that its figures depend on is the same
+    assert fake.arguments["config"] | {"wandb": {}} == result["config"] | {"wandb": {}}
+    assert fake.metrics == ("*", "step")
+    curves = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert fake.rows[:-1] == curves
+    dev = result["dev"]
+    figures = {
+        **{"dev/ppl": dev["ppl"], "dev/bits_per_character": dev["bits_per_character"]},
+        **{"dev/bleu": dev["bleu"]["paper"], "dev/bleu_sacrebleu": dev["bleu"]["sacrebleu"]},
+        **{"dev/bleu_intl": dev["bleu"]["intl"]},
+    }
+    columns, samples = fake.rows[-1].pop("dev/translations")
+    assert fake.rows[-1] == {"step": result["steps"], **figures}
+    assert columns == ["source", "reference", "ours"]
+    translations = (folder / "translations.txt").read_text().splitlines()
+    assert len(samples) == view.SAMPLES
+    assert [sample[2] for sample in samples] == translations[:: len(translations) // view.SAMPLES][: view.SAMPLES]
+
+
+def test_what_wandb_keeps_offline_is_what_was_shown(toy_run, tmp_path, monkeypatch):
+    """The real W&B, read back with its own tool."""
+    offline = schema.dataclasses.replace(
+        toy_run, experiment="c_n2", wandb=schema.dataclasses.replace(toy_run.wandb, mode="offline")
+    )
+    rows = [{"step": 2, "train/loss": 3.5}, {"step": 2, "dev/ppl": 7.25}, {"step": 6, "dev/ppl": 5.5, "dev/bleu": 11.0}]
+    monkeypatch.delenv("WANDB_ERROR_REPORTING", raising=False)
+    with view.view(offline, tmp_path, 0) as show:
+        for row in rows:
+            show(row)
+        show({"step": 6, view.TRANSLATIONS: [["<b>", "{{7*7}}", "$x$"]]})
+    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
+    (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    tool = Path(sys.executable).with_name("wandb")
+    read = subprocess.run([tool, "leet", "inspect", "--json", kept], capture_output=True, text=True, check=True).stdout
+    records = [json.loads(line) for line in read.splitlines()]
+    history = [record["history"]["item"] for record in records if record["type"] == "history"]
+    assert [{key: item[key] for key in item if not key.startswith("_")} for item in history[:3]] == rows
+    assert history[3][f"{view.TRANSLATIONS}.ncols"] == 3
+    (run,) = [record["run"] for record in records if record["type"] == "run"]
+    assert set(run["tags"]) == {"c_n2", "(C)", toy_run.scale.name, toy_run.data.name}
+    assert run["job_type"] == "train"
+    summary: dict[str, Any] = {}
+    for record in records:
+        summary |= record.get("summary", {}).get("update", {})
+    assert (summary["dev/ppl"], summary["dev/bleu"]) == (5.5, 11.0)
+    (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/dev/*.json")
+    assert json.loads(table.read_text())["data"] == [["<b>", "{{7*7}}", "$x$"]]
 
 
 def test_a_view_that_does_not_answer_keeps_only_so_many_rows(toy_run, tmp_path, monkeypatch, capsys):

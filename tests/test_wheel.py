@@ -40,6 +40,9 @@ def test_the_wheel_works_from_any_directory(tmp_path):
     refused = aiayn("train", "-cn", "table3", "model.dropout=1.5")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "model.dropout" in refused.stderr
+    reported = aiayn("report")
+    assert reported.returncode == 0, reported.stderr
+    assert (elsewhere / "runs/tiny-mini/report/report.html").exists()
     # Control: without the packaged configuration nothing composes
     shutil.rmtree(installed / "aiayn/conf/scale")
     assert aiayn("train", "--cfg", "job").returncode != 0

@@ -23,10 +23,14 @@ COMMANDS = {
     "evaluate": "perplexity, bits per character and BLEU of a trained row",
     "translate": "standard input to standard output, n lines in, n lines out",
     "table": "Table 3, paper and ours, from what is trained",
+    "report": "one page: Table 3, its runs, curves and figures, the paper's claims tested",
+    "attention": "where every head of every layer looks, for a sentence",
     "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
     "bench": "tokens/s of training and decoding, beside other people's code in the same run",
     "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, everything is checked",
 }
+# The modules of these names are parts
+MODULES = {"report": "page", "attention": "attention_maps"}
 EXAMPLES = {
     "prepare": [
         ("aiayn prepare", "the embedded corpus"),
@@ -59,6 +63,13 @@ EXAMPLES = {
     "table": [
         ("aiayn table", "in the terminal"),
         ("aiayn table format=md scale=smoke > table.md", "as Markdown (or csv, latex), another scale"),
+    ],
+    "report": [("aiayn report", "runs/tiny-mini/report/report.html, and the figures as SVG and PNG beside it")],
+    "attention": [
+        (
+            "aiayn attention experiment=base < sentence.txt",
+            "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG and PNG",
+        ),
     ],
     "export": [
         ("aiayn export format=ctranslate2 experiment=base", "into runs/tiny-mini/base/seed1/export-ctranslate2"),
@@ -148,7 +159,7 @@ def task(command: str) -> Callable[[DictConfig], int]:
                     from aiayn import jobs
 
                     sys.exit(jobs.run_here(converted))
-                import_module(f"aiayn.{command}").main(converted)
+                import_module(f"aiayn.{MODULES.get(command, command)}").main(converted)
         except SystemExit as exit:
             # To exit would end the process of a launcher, which has other runs to start
             if HydraConfig.get().mode != RunMode.MULTIRUN or not isinstance(exit.code, int):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import sacrebleu
 import sacremoses
 
@@ -39,6 +40,7 @@ def _moses() -> sacremoses.MosesTokenizer:
     return sacremoses.MosesTokenizer(lang="de")
 
 
+@functools.lru_cache(maxsize=8192)  # every run of a sweep has the same references
 def paper_tokens(line: str) -> str:
     """The line as the authors scored it: Moses tokens, hyphenated compounds split as `a ##AT##-##AT## b`."""
     # Paper: silent; the recipe is the one of the released code (get_ende_bleu.sh). XML escapes would change no score
@@ -73,13 +75,32 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
 
 def _confidence_interval(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
     """The 2.5th and 97.5th percentile of 13a BLEU over 1000 resamples of the sentences; always the same two."""
-    # sacrebleu's own bootstrap gives a symmetric interval. No count depends on effective_order, which silences advice
-    sentence_bleu = sacrebleu.BLEU(tokenize="13a", effective_order=True)
-    sentences = [sentence_bleu.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
-    counts = np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in sentences])  # (sentences, 10)
+    # sacrebleu's own bootstrap gives a symmetric interval
+    counts = _counts("13a", hypotheses, references)
     random = np.random.default_rng(0)
     scores = []
     for _ in range(1000):
-        sums = counts[random.integers(len(counts), size=len(counts))].sum(0).tolist()
-        scores.append(sacrebleu.BLEU.compute_bleu(sums[:4], sums[4:8], sums[8], sums[9], smooth_method="exp").score)
+        sums = counts[random.integers(len(counts), size=len(counts))].sum(0)
+        scores.append(bleu_of_counts(sums, smooth_method="exp"))
     return [float(percentile) for percentile in np.percentile(scores, [2.5, 97.5])]
+
+
+def paper_counts(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.int64]:
+    """(sentences, 10): what adds up over sentences to the numbers that `paper` BLEU is made of."""
+    return _counts("none", *([paper_tokens(line) for line in lines] for lines in (hypotheses, references)))
+
+
+def bleu_of_counts(sums: npt.NDArray[np.int64], smooth_method: str = "none") -> float:
+    """BLEU (0 to 100) of counts that are added up over sentences."""
+    numbers = sums.tolist()
+    score = sacrebleu.BLEU.compute_bleu(
+        numbers[:4], numbers[4:8], numbers[8], numbers[9], smooth_method=smooth_method
+    ).score
+    return float(score)
+
+
+def _counts(tokenize: str, hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.int64]:
+    # No count depends on effective_order, which silences advice
+    sentence_bleu = sacrebleu.BLEU(tokenize=tokenize, effective_order=True, force=True)
+    sentences = [sentence_bleu.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
+    return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in sentences])

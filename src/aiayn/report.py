@@ -46,13 +46,14 @@ def row_line(config: Config, run: Run) -> str:
     return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"
 
 
-def _title(table: Table) -> str:
+def title(table: Table) -> str:
+    """What stands above the table: the scale and the data are never left out."""
     finished = f"{sum(bool(line.finished) for line in table.lines)} of {len(table.lines)} rows finished"
     conditions = "" if table.comparable else " (not the paper's conditions)"
     return f"Table 3 at scale {table.scale.name} on {table.data}{conditions}: {finished}"
 
 
-def _caption(table: Table) -> str:
+def caption(table: Table) -> str:
     """The sentences without which the figures would mislead."""
     changed = {name.replace("_", " "): factor for name, factor in factors(table.scale).items() if factor != 1}
     multiplied = ", ".join(f"{name} × {factor:g}" for name, factor in changed.items()) or "every factor is 1"
@@ -88,8 +89,8 @@ def _terminal(table: Table, console: Console) -> str:
         Text.assemble((status, _COLOURS[STATUS[status]]), f"  {run}: {detail}") for run, status, detail in table.notes
     ]
     with console.capture() as capture:
-        console.print(Text(_title(table), "bold"), *grid, sep="\n", no_wrap=True, crop=True)
-        console.print(Text(_caption(table), "dim"), *notes, sep="\n")
+        console.print(Text(title(table), "bold"), *grid, sep="\n", no_wrap=True, crop=True)
+        console.print(Text(caption(table), "dim"), *notes, sep="\n")
     return capture.get()
 
 
@@ -131,8 +132,8 @@ def _markdown(table: Table) -> str:
     ]
     lines = [line(head), line(rules), *(line([cell.text for cell in row]) for row in rows_of(columns))]
     notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in table.notes]
-    caption = _markdown_text(_caption(table))
-    parts = [f"### {_markdown_text(_title(table))}", "\n".join(lines), caption, "\n".join(notes)]
+    below = _markdown_text(caption(table))
+    parts = [f"### {_markdown_text(title(table))}", "\n".join(lines), below, "\n".join(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -183,7 +184,7 @@ def _latex(table: Table) -> str:
         [
             r"\begin{table}",
             r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-            rf"\caption{{{_latex_text(' '.join([f'{_title(table)}.', _caption(table), *notes]))}}}",
+            rf"\caption{{{_latex_text(' '.join([f'{title(table)}.', caption(table), *notes]))}}}",
             rf"\begin{{tabular}}{{{''.join(column.align for column in columns)}}}",
             r"\hline",
             *lines,

@@ -136,7 +136,7 @@ class Line:
     @property
     def group(self) -> str:
         """The paper's letter for the row's group; base and big stand alone."""
-        return self.name if self.name in ("base", "big") else f"({self.name[0].upper()})"
+        return row_group(self.name)
 
     @property
     def finished(self) -> list[dict[str, Any]]:
@@ -222,6 +222,11 @@ def table(rows: Mapping[str, Config], runs: Sequence[Run], scale: Scale, data: s
         stale = [run for run in own if run.result and changed(_claims(trained), run.result)]
         lines.append(Line(rows[name], trained, tuple(run for run in own if run not in stale), tuple(stale)))
     return Table(tuple(lines), scale, data, sum(run.experiment not in rows for run in runs))
+
+
+def row_group(row: str) -> str:
+    """The paper's letter for a row's group, `(A)`; base and big stand alone."""
+    return row if row in ("base", "big") else f"({row[0].upper()})"
 
 
 def comparable(scale: Scale, data: str) -> bool:

@@ -31,7 +31,7 @@ from aiayn.prepare import prepare
 from aiayn.schema import Config
 from aiayn.signals import Interrupted, StopFlag
 from aiayn.transformer import Transformer
-from aiayn.view import view
+from aiayn.view import TRANSLATIONS, dev_row, samples, view
 
 PACKAGES = (
     "aiayn",
@@ -188,7 +188,8 @@ def finish(
     transformer.to("cuda" if run.hardware.accelerator == "gpu" else "cpu")
     figures, translations = evaluate(transformer, dataset, "dev", run, progress)
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in translations))
-    show({"step": run.training.max_steps, "dev/bleu": figures["bleu"]["sacrebleu"], "dev/ppl": figures["ppl"]})
+    sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
+    show({"step": run.training.max_steps, **dev_row(figures), TRANSLATIONS: samples(*sides)})
     (last,) = checkpoint.newest(folder / "checkpoints")
     result = {
         "schema": 1,

@@ -10,11 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from aiayn import config, jobs
+from aiayn.results import row_group
 from aiayn.schema import Config
 
 # How long a run waits for W&B once it has ended, and how many rows it keeps for it until then.
 PATIENCE_SECONDS = 60.0
 ROWS_KEPT = 10_000
+# The key under which a row holds sample translations: of so many sentences, each with its source and reference.
+TRANSLATIONS, SAMPLES = "dev/translations", 20
+
+
+def dev_row(figures: dict[str, Any]) -> dict[str, float]:
+    """The dev figures of a `result.json` as they are shown: `dev/bleu` is the one of the table."""
+    return {
+        "dev/ppl": figures["ppl"],
+        "dev/bits_per_character": figures["bits_per_character"],
+        "dev/bleu": figures["bleu"]["paper"],
+        "dev/bleu_sacrebleu": figures["bleu"]["sacrebleu"],
+        "dev/bleu_intl": figures["bleu"]["intl"],
+    }
+
+
+def samples(*sides: list[str]) -> list[list[str]]:
+    """Sentences from all over the dev set, each with its source, its reference and our translation."""
+    places = range(0, len(sides[0]), max(1, len(sides[0]) // SAMPLES))[:SAMPLES]
+    return [[side[place] for side in sides] for place in places]
 
 
 @contextmanager
@@ -68,10 +88,13 @@ class View:
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _show_all(self) -> None:
-        import wandb
-
         run = self.run
         os.environ.setdefault("WANDB_SILENT", "true")
+        if run.wandb.mode == "offline":
+            # Or it would send its own telemetry even then
+            os.environ["WANDB_ERROR_REPORTING"] = "false"
+        import wandb
+
         row = run.experiment + config.variation(run)
         logged = wandb.init(
             project=run.wandb.project,
@@ -81,13 +104,17 @@ class View:
             id=f"{run.data.name}-{run.scale.name}-{row}-seed{run.seed}".replace("+", "-"),
             name=f"{row} seed {run.seed}",
             group=f"{run.data.name}-{run.scale.name}",
-            tags=[run.experiment, run.scale.name, run.data.name],
+            job_type="train",
+            tags=sorted({run.experiment, row_group(run.experiment), run.scale.name, run.data.name}),
             config=dataclasses.asdict(run),
             resume="allow",
             settings=wandb.Settings(init_timeout=60, console="off"),
         )
         logged.define_metric("*", step_metric="step")
         while (found := self.rows.get()) is not None:
+            if TRANSLATIONS in found:
+                table = wandb.Table(columns=["source", "reference", "ours"], data=found[TRANSLATIONS])
+                found = {**found, TRANSLATIONS: table}
             logged.log(found)
         logged.finish()
         if run.wandb.mode == "offline":

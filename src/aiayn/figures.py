@@ -1,0 +1,234 @@
+"""What is drawn of a table of runs: learning curves, the paper against ours, lengths, positions, the learning rate."""
+
+import colorsys
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from scipy import stats
+
+from aiayn.claims import Counts, rank_correlation
+from aiayn.columns import value_text
+from aiayn.curves import Curve
+from aiayn.drawing import INK, ROW
+from aiayn.metrics import bleu_of_counts
+from aiayn.results import DEFINITION, Line, Table, look_up
+from aiayn.schedule import learning_rate
+
+Runs = Mapping[tuple[str, int], Mapping[str, Curve]]
+"""The curves of each (row, seed), by quantity."""
+
+NAMES = {
+    "train/loss": "training loss, label-smoothed (nats a token)",
+    "dev/ppl": "dev perplexity",
+    "train/learning_rate": "learning rate",
+    "steps": "updates",
+    "tokens": "target tokens",
+    "minutes": "minutes of training",
+}
+# (label of the axis, key of the result, field of the paper's figures, whether differences are of logarithms)
+_METRICS = (("PPL", "dev.ppl", "ppl", True), ("BLEU", "dev.bleu.paper", "bleu", False))
+_PAPER = "#b3541e"
+_SUPTITLE: Any = {"fontsize": 10, "x": 0.01, "horizontalalignment": "left"}
+_LENGTH_BUCKETS = 6
+
+
+def colours(table: Table) -> dict[str, str]:
+    """A colour for each row, readable on white and on black: a hue for each of the paper's groups, base in ink."""
+    hues = {"(A)": (0.06, 0.13), "(B)": (0.74, 0.80), "(C)": (0.44, 0.61), "(D)": (0.92, 1.0), "(E)": (0.33, 0.33)}
+    found = {}
+    for group, members in itertools.groupby(table.lines, lambda line: line.group):
+        rows = list(members)
+        low, high = hues.get(group, (0.03, 0.03))
+        for number, line in enumerate(rows):
+            share = number / max(1, len(rows) - 1)
+            lightness = 0.44 + 0.16 * (number % 2)
+            red, green, blue = colorsys.hls_to_rgb((low + (high - low) * share) % 1, lightness, 0.65)
+            found[line.name] = "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
+    return {**found, "base": INK}
+
+
+def conditions(table: Table) -> str:
+    """What every title ends with: a mini figure is never shown as if it were the paper's."""
+    return f"scale {table.scale.name}, {table.data}"
+
+
+def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
+    """One quantity of all runs along one axis; each line is named after its row, so that a page can switch it."""
+    figure, axes = _figure(6.8, 3.8)
+    shades = colours(table)
+    for (row, seed), curves in runs.items():
+        if quantity in curves and row in shades:
+            x, y = curves[quantity].axes[axis], curves[quantity].values
+            axes.plot(x, y, color=shades[row], gid=f"{ROW}{row}:{seed}", linewidth=1.8 if row == "base" else 1.0)
+    if quantity == "dev/ppl":
+        _plain_logarithms(axes)
+    axes.set(xlabel=NAMES[axis], ylabel=NAMES[quantity], title=f"{NAMES[quantity]}, {conditions(table)}")
+    return figure
+
+
+def run(table: Table, runs: Runs, row: str) -> Figure:
+    """Training loss and dev perplexity of one row beside base."""
+    figure, (left, right) = _figure(6.8, 2.8, 2)
+    for axes, quantity in ((left, "train/loss"), (right, "dev/ppl")):
+        for (name, _seed), curves in runs.items():
+            if name in ("base", row) and quantity in curves:
+                own = name == row
+                style = {"color": _PAPER, "zorder": 3} if own else {"color": "#888888", "linewidth": 0.8}
+                axes.plot(curves[quantity].axes["steps"], curves[quantity].values, **style)
+        axes.set(xlabel=NAMES["steps"], title=NAMES[quantity].split(" (")[0])
+    _plain_logarithms(right)
+    figure.suptitle(f"{row}{'' if row == 'base' else ', base in grey'}: {conditions(table)}", **_SUPTITLE)
+    return figure
+
+
+def group(table: Table, letter: str) -> Figure:
+    """The paper and ours in one group, base with it: figures where they may be compared, otherwise effects."""
+    lines = [line for line in table.lines if line.group in ("base", letter)]
+    if letter != "(E)":
+        lines.sort(key=lambda line: _order(table, line))
+    figure, both = _figure(6.8, 3.0, 2)
+    for axes, (name, key, field, logarithm) in zip(both, _METRICS, strict=True):
+        relative = not table.comparable
+        theirs = {line.name: float(getattr(line.config.paper, field)) for line in table.lines}
+        ours = {line.name: [float(look_up(result, key)) for result in line.finished] for line in table.lines}
+        for place, line in enumerate(lines):
+            paper = _effect(theirs[line.name], theirs["base"], logarithm) if relative else theirs[line.name]
+            axes.plot(place - 0.12, paper, "D", color=_PAPER, fillstyle="none", label="" if place else "paper")
+            zero = statistics.mean(ours["base"]) if ours["base"] else None
+            if relative and zero is None:
+                continue
+            points = [_effect(value, zero, logarithm) if relative and zero else value for value in ours[line.name]]
+            _measured(axes, place + 0.12, points, "" if place else "ours")
+        if relative:
+            axes.axhline(0, color="#888888", linewidth=0.8)
+        change = "change from base, " + ("%" if logarithm else "points") if relative else ""
+        axes.set_xticks(range(len(lines)), [_label(table, line) for line in lines], rotation=30, ha="right", fontsize=8)
+        axes.set(title=name, ylabel=change)
+    both[0].legend(loc="best")
+    figure.suptitle(f"Group {letter}: the paper and {conditions(table)}", **_SUPTITLE)
+    return figure
+
+
+def ranks(table: Table) -> Figure:
+    """Our figure of each row against the paper's, and their rank correlation."""
+    figure, both = _figure(6.8, 3.4, 2)
+    shades = colours(table)
+    for axes, (name, key, field, logarithm) in zip(both, _METRICS, strict=True):
+        for line in table.lines:
+            found = line.measured(key)
+            if found is not None:
+                paper = getattr(line.config.paper, field)
+                axes.plot(paper, found.mean, "o", color=shades[line.name], markersize=5, gid=f"{ROW}{line.name}:")
+                if line.group not in ("(A)", "(B)", "(E)") and line.name != "base":
+                    axes.annotate(
+                        line.name.partition("_")[2] or line.name, (paper, found.mean), fontsize=6.5,
+                        textcoords="offset points", xytext=(4, 2), gid=f"{ROW}{line.name}:",
+                    )  # fmt: skip
+        correlation = rank_correlation(table, "PPL" if logarithm else "BLEU")
+        told = "" if correlation is None else f": Spearman ρ {correlation[0]:+.2f}, {correlation[2]} rows"
+        axes.set(xlabel=f"{name}, paper", ylabel=f"{name}, {conditions(table)}", title=f"{name}{told}")
+    return figure
+
+
+def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure:
+    """BLEU of each row by the length of the source, in buckets of equally many sentences, the mean over its seeds."""
+    figure, axes = _figure(6.8, 3.4)
+    shades = colours(table)
+    words = np.array(source_words)
+    bounds = np.unique(np.quantile(words, np.linspace(0, 1, _LENGTH_BUCKETS + 1), method="nearest"))[1:]
+    buckets = np.searchsorted(bounds, words)
+    for line in table.lines:
+        own = [of_run for (row, _), of_run in counts.items() if row == line.name]
+        if own:
+            bleu = [
+                statistics.mean(bleu_of_counts(of_run[buckets == bucket].sum(0)) for of_run in own)
+                for bucket in range(len(bounds))
+            ]
+            axes.plot(bleu, "o-", color=shades[line.name], markersize=3, gid=f"{ROW}{line.name}:",
+                      linewidth=1.8 if line.name == "base" else 1.0)  # fmt: skip
+    starts = [words.min(), *(bounds[:-1] + 1)]
+    names = [f"{low}" if low == high else f"{low} to {high}" for low, high in zip(starts, bounds, strict=True)]
+    axes.set_xticks(range(len(bounds)), names)
+    axes.set(xlabel="words of the source", ylabel="BLEU", title=f"Length against BLEU, {conditions(table)}")
+    return figure
+
+
+def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
+    """Tables of positional vectors (positions, d_model) as pictures."""
+    figure, drawn = _figure(6.8, 2.0 + 1.3 * len(tables), len(tables), across=False)
+    for axes, (name, vectors) in zip(np.atleast_1d(drawn), tables.items(), strict=True):
+        bound = float(np.quantile(np.abs(vectors), 0.99))
+        axes.imshow(vectors.T, aspect="auto", cmap="RdBu", vmin=-bound, vmax=bound, interpolation="nearest")
+        axes.grid(visible=False)
+        axes.set(title=name, ylabel="dimension")
+    axes.set_xlabel("position")
+    return figure
+
+
+def schedule(table: Table) -> Figure:
+    """The learning rate of base and big, Eq. 3 times the scale's factor."""
+    figure, axes = _figure(6.8, 2.8)
+    for line, shade in ((table.base, INK), (table.lines[-1], _PAPER)):
+        model, training = line.trained.model, line.trained.training
+        steps = np.unique(np.linspace(1, training.max_steps, 400).astype(int))
+        rates = [
+            training.learning_rate_factor * learning_rate(int(step), model.d_model, training.warmup_steps)
+            for step in steps
+        ]
+        axes.plot(steps, rates, color=shade, label=f"{line.name}: warm-up {training.warmup_steps:,} updates")
+    axes.legend()
+    axes.set(xlabel=NAMES["steps"], ylabel=NAMES["train/learning_rate"], title=f"Learning rate, {conditions(table)}")
+    return figure
+
+
+def _figure(width: float, height: float, count: int = 1, across: bool = True) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots(1, count) if across else figure.subplots(count, 1)
+
+
+def _plain_logarithms(axes: Axes) -> None:
+    if not axes.has_data():
+        return
+    axes.set_yscale("log")
+    for pick in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        pick(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
+
+
+def _order(table: Table, line: Line) -> tuple[float, ...]:
+    return tuple(float(getattr(getattr(line.config, section), key)) for _, section, key in DEFINITION)
+
+
+def _label(table: Table, line: Line) -> str:
+    """What the row changes, in the paper's symbols; several values where it changes several."""
+    if line.name == "base":
+        return "base"
+    texts = [
+        f"{symbol} {value_text(line.config, section, key)}"
+        for symbol, section, key in DEFINITION
+        if value_text(line.config, section, key) != value_text(table.base.config, section, key)
+    ]
+    return texts[0] if texts else "learned"
+
+
+def _effect(value: float, base: float, logarithm: bool) -> float:
+    return 100 * (value / base - 1) if logarithm else value - base
+
+
+def _measured(axes: Axes, place: float, points: Sequence[float], label: str) -> None:
+    """The mean with its 95 % confidence interval over seeds, each seed faintly beside it; one seed has no interval."""
+    if not points:
+        return
+    mean = statistics.mean(points)
+    error = 0.0
+    if len(points) > 1:
+        error = float(stats.t.isf(0.025, len(points) - 1)) * statistics.stdev(points) / math.sqrt(len(points))
+        axes.plot([place + 0.1] * len(points), points, "_", color="#888888", markersize=4)
+    axes.errorbar(place, mean, error or None, fmt="o", color=INK, markersize=4, capsize=2, label=label)

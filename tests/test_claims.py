@@ -1,0 +1,238 @@
+"""The claims against scipy's own tests, by their false verdicts under no effect, and never from one seed."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import sacrebleu
+from scipy import stats
+
+from aiayn import claims, config, results
+from aiayn.claims import HYPOTHESES, Finding, Hypothesis
+from aiayn.metrics import bleu, paper_counts
+from aiayn.results import Run, Table
+
+Figure = Callable[[str, int], float]
+
+SCALE = config.compose_row("scale=mini").scale
+WORDS = ["der", "die", "das", "ein", "eine", "Licht", "Raum", "Haus", "Tür", "Fenster", "an", "aus", "auf", "zu"]
+
+
+def table(seeds: int, ppl: Figure, score: Figure) -> Table:
+    """Made-up results of all rows under so many seeds."""
+    runs = []
+    for row, line in config.rows().items():
+        for seed in range(1, seeds + 1):
+            trained = config.scaled(dataclasses.replace(line, scale=SCALE, seed=seed))
+            dev = {"ppl": ppl(row, seed), "bleu": {"paper": score(row, seed)}}
+            result: dict[str, Any] = {"config": dataclasses.asdict(trained), "dev": dev}
+            runs.append(Run(row, seed, "finished", "", result, 1))
+    return results.table(config.rows(), runs, SCALE, "tiny")
+
+
+def noise(seed: int, size: float = 0.01) -> Callable[[], float]:
+    random = np.random.default_rng(seed)
+    return lambda: float(random.normal(0, size))
+
+
+def like_the_paper(seeds: int, size: float = 0.002) -> Table:
+    """The paper's own figures with a little noise."""
+    draw, rows = noise(7, size), config.rows()
+    return table(
+        seeds, lambda row, _: rows[row].paper.ppl * math.exp(draw()), lambda row, _: rows[row].paper.bleu + draw()
+    )
+
+
+def counts_like(scores: Mapping[str, float], sentences: int = 211) -> dict[tuple[str, int], npt.NDArray[np.int64]]:
+    """Translations of made-up sentences, of which each row loses words: the more BLEU, the fewer."""
+    random = np.random.default_rng(3)
+    references = [" ".join(random.choice(WORDS, size=17)) for _ in range(sentences)]
+    drawn = random.random((sentences, 17))
+    found = {}
+    for row, score in scores.items():
+        kept = [
+            " ".join(word for word, lot in zip(line.split(), lots, strict=True) if lot < 0.5 + score / 60)
+            for line, lots in zip(references, drawn, strict=True)
+        ]
+        for seed in (1, 2, 3):
+            found[row, seed] = paper_counts(kept, references)
+    return found
+
+
+@pytest.fixture(scope="module")
+def papers_counts() -> dict[tuple[str, int], npt.NDArray[np.int64]]:
+    return counts_like({row: line.paper.bleu for row, line in config.rows().items()})
+
+
+def by_metric(found: list[Finding], metric: str) -> list[Finding]:
+    return [finding for finding in found if finding.hypothesis.metric == metric]
+
+
+def test_every_hypothesis_names_rows_of_the_table_and_the_papers_own_figures_agree_with_it() -> None:
+    lines = {line.name: line for line in like_the_paper(1).lines}
+    for hypothesis in HYPOTHESES:
+        effect = claims.paper_effect(hypothesis, lines)
+        assert abs(effect) <= hypothesis.margin if hypothesis.equal else effect > 0, hypothesis
+    swapped = dataclasses.replace(HYPOTHESES[0], rows=HYPOTHESES[0].rows[::-1])
+    assert claims.paper_effect(swapped, lines) < 0  # control
+
+
+def test_the_papers_figures_with_little_noise_reproduce_every_claim(papers_counts) -> None:
+    found = claims.check(like_the_paper(3), papers_counts)
+    verdicts = {(f.hypothesis.sentence, f.hypothesis.metric): (f.verdict, f.because) for f in found}
+    # Equality of BLEU asks for more sentences than these, every other claim is decided
+    open_ones = [key for key, (verdict, _) in verdicts.items() if verdict != "reproduced"]
+    assert set(open_ones) <= {("Learned positions are as good as sinusoids", "BLEU")}
+
+
+def test_the_contrary_of_the_papers_figures_contradicts_every_claim_in_perplexity() -> None:
+    draw, rows = noise(11, 0.002), config.rows()
+    turned = table(
+        3,
+        lambda row, _: 25 / rows[row].paper.ppl * math.exp(draw()) * (1.5 if row == "e_learned_positions" else 1),
+        lambda row, _: 20.0,
+    )
+    assert {f.verdict for f in by_metric(claims.check(turned, {}), "PPL")} == {"contradicted"}
+
+
+def test_one_seed_is_no_verdict_however_large_the_effect(papers_counts) -> None:
+    found = claims.check(like_the_paper(1), papers_counts)
+    assert {f.verdict for f in found} == {"undecided"}
+    assert all("at least 2 seeds" in f.because and f.p is None and f.effect is not None for f in found)
+    assert "reproduced" in {f.verdict for f in claims.check(like_the_paper(2), papers_counts)}  # control
+
+
+def test_seeds_that_are_copies_of_one_are_no_verdict() -> None:
+    rows = config.rows()
+    copies = table(3, lambda row, _: rows[row].paper.ppl, lambda row, _: rows[row].paper.bleu)
+    assert {(f.verdict, f.because) for f in claims.check(copies, {})} == {
+        ("undecided", "the seeds do not differ at all")
+    }
+
+
+def test_without_any_effect_few_tables_have_a_verdict_that_is_not_equality() -> None:
+    wrong = 0
+    for trial in range(40):
+        draw = noise(trial, 0.02)
+        found = claims.check(table(3, lambda *_, draw=draw: 30 * math.exp(draw()), lambda *_: 20.0), {})
+        wrong += any(f.verdict != "undecided" for f in found if not f.hypothesis.equal)
+    assert wrong <= 6  # 2 are expected of 40, 7 or more come about once in 200 times
+    assert any(f.verdict != "undecided" for f in claims.check(like_the_paper(3), {}))  # control
+
+
+def test_two_rows_are_compared_by_welchs_test() -> None:
+    random = np.random.default_rng(5)
+    a, b = random.normal(1, 2, 3), random.normal(2, 0.5, 7)
+    found = claims.rise({"a": a.tolist(), "b": b.tolist()}, {"a": -1.0, "b": 1.0})
+    assert found is not None
+    theirs = stats.ttest_ind(b, a, equal_var=False, alternative="greater")
+    interval = theirs.confidence_interval(0.9)
+    assert found.beyond(0) == pytest.approx(theirs.pvalue, rel=1e-9)
+    assert found.interval == pytest.approx(stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95), rel=1e-9)
+    assert interval.low < found.effect
+    assert found.beyond(0) != pytest.approx(stats.ttest_ind(b, a, alternative="greater").pvalue, rel=1e-2)  # control
+
+
+def test_several_rows_are_compared_by_the_slope_of_the_least_squares_line() -> None:
+    made = like_the_paper(3, 0.1)
+    lines = {line.name: line for line in made.lines}
+    layers = next(h for h in HYPOTHESES if h.size == "num_layers" and h.metric == "BLEU")
+    x = np.log([lines[row].config.model.num_layers for row in layers.rows])
+    y = [lines[row].measured("dev.bleu.paper").mean for row in layers.rows]  # type: ignore[union-attr]
+    effect = next(f.effect for f in claims.check(made, {}) if f.hypothesis == layers)
+    assert effect == pytest.approx(stats.linregress(x, y).slope * (x.max() - x.min()), rel=1e-9)
+
+
+def equality(metric: str) -> Hypothesis:
+    return next(h for h in HYPOTHESES if h.equal and h.metric == metric)
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(0.0, "reproduced"), (0.1, "contradicted"), (-0.1, "contradicted")])
+def test_equality_is_tested_as_such(apart: float, verdict: str) -> None:
+    draw = noise(13, 0.002)
+    made = table(5, lambda row, _: 30 * math.exp(draw() + apart * (row == "e_learned_positions")), lambda *_: 20.0)
+    assert next(f for f in claims.check(made, {}) if f.hypothesis == equality("PPL")).verdict == verdict
+
+
+def test_no_difference_found_is_not_equality() -> None:
+    draw = noise(17, 0.2)
+    made = table(3, lambda *_: 30 * math.exp(draw()), lambda *_: 20.0)
+    found = next(f for f in claims.check(made, {}) if f.hypothesis == equality("PPL"))
+    assert found.interval is not None
+    assert found.interval[0] < 0 < found.interval[1]
+    assert found.verdict == "undecided"
+
+
+def test_a_verdict_on_bleu_needs_the_sentences_too(papers_counts) -> None:
+    made = like_the_paper(3)
+    without = by_metric(claims.check(made, {}), "BLEU")
+    assert {f.verdict for f in without} == {"undecided"}
+    few = {key: counts[:5] for key, counts in papers_counts.items()}
+    undecided = [f for f in by_metric(claims.check(made, few), "BLEU") if f.verdict == "undecided"]
+    assert any("larger dev set" in f.because for f in undecided)
+
+
+def test_the_paired_bootstrap_agrees_with_sacrebleus_paired_test() -> None:
+    random = np.random.default_rng(19)
+    references = [" ".join(random.choice(WORDS, size=13)) for _ in range(101)]
+    sides = {
+        row: [" ".join(word for word in line.split() if random.random() < kept) for line in references]
+        for row, kept in (("a_h1", 0.90), ("base", 0.92))
+    }
+    counts = {(row, 1): paper_counts(lines, references) for row, lines in sides.items()}
+    found = next(f for f in claims.check(like_the_paper(1), counts) if f.hypothesis == HYPOTHESES[0])
+    metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
+    differences = []
+    draw = np.random.default_rng(23)
+    for _ in range(150):
+        chosen = draw.integers(101, size=101)
+        scores = [
+            metric.corpus_score([sides[row][i] for i in chosen], [[references[i] for i in chosen]]).score
+            for row in ("base", "a_h1")
+        ]
+        differences.append(scores[0] - scores[1])
+    assert found.sentences == pytest.approx(np.percentile(differences, [2.5, 97.5]), abs=0.9)
+    assert np.std(differences) * 2 > 1.3  # control: the tolerance is smaller than the interval
+
+
+def test_counts_add_up_to_the_bleu_of_the_table() -> None:
+    references = ["Das ist ein Rich-Text-Format, nicht wahr?", "Es regnet in Berlin-Mitte, z.B. heute."]
+    hypotheses = ["Das ist ein Rich-Text-Format.", "Es regnet in Berlin-Mitte heute."]
+    counts = paper_counts(hypotheses, references)
+    assert claims.bleu_of_counts(counts.sum(0)) == bleu(hypotheses, references).bleu["paper"]
+    assert claims.bleu_of_counts(counts[:1].sum(0)) != bleu(hypotheses, references).bleu["paper"]  # control
+
+
+def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_cases() -> None:
+    hypothesis = next(h for h in HYPOTHESES if h.rows == ("d_dropout00", "base") and h.metric == "PPL")
+    weights = {"d_dropout00": -1.0, "base": 1.0}
+    seen = {"d_dropout00": [-0.5, 0.0, 0.5], "base": [0.5, 1.0, 1.5]}
+    needed = claims.seeds_needed(hypothesis, seen, weights, 0.05)
+    assert needed is not None
+    random = np.random.default_rng(29)
+
+    def decided(seeds: int) -> float:
+        pairs = [(random.normal(1, 0.5, seeds), random.normal(0, 0.5, seeds)) for _ in range(400)]
+        return float(np.mean([stats.ttest_ind(*pair, equal_var=False).pvalue < 0.05 for pair in pairs]))
+
+    assert decided(needed) >= 0.74
+    assert decided(needed - 2) < 0.80  # control: fewer do not
+
+
+def test_an_effect_of_nothing_needs_more_seeds_than_anybody_has() -> None:
+    hypothesis = next(h for h in HYPOTHESES if h.rows == ("d_dropout00", "base"))
+    weights = {"d_dropout00": -1.0, "base": 1.0}
+    same = {"d_dropout00": [0.0, 1.0], "base": [0.0, 1.001]}
+    assert claims.seeds_needed(hypothesis, same, weights, 0.05) is None
+
+
+def test_the_rank_correlation_is_of_all_finished_rows() -> None:
+    rho, p, rows = claims.rank_correlation(like_the_paper(2), "PPL") or (0.0, 1.0, 0)
+    assert (rho > 0.98, p < 1e-9, rows) == (True, True, 20)
+    reverse = table(1, lambda row, _: 10 / config.rows()[row].paper.ppl, lambda *_: 20.0)
+    assert (claims.rank_correlation(reverse, "PPL") or (0.0,))[0] < -0.99  # control
+    assert claims.rank_correlation(reverse, "BLEU") is None

@@ -1,0 +1,58 @@
+"""A figure on a page takes the page's colours, asks for nothing, and hostile text in it stays text."""
+
+import xml.etree.ElementTree as ElementTree
+
+from matplotlib.figure import Figure
+
+from aiayn import drawing
+
+HOSTILE = "</text><script>alert(1)</script> $x$ & 中 ]]>"
+
+
+def figure(title: str = HOSTILE) -> Figure:
+    made = Figure(figsize=(3, 2))
+    axes = made.subplots()
+    axes.plot([1, 2], [3, 5], color=drawing.INK, gid="row.a_h1:7")
+    axes.imshow([[1, 2], [3, 5]], aspect="auto")
+    axes.set_title(title)
+    return made
+
+
+def test_on_a_page_it_has_no_style_no_url_and_identifiers_of_its_own() -> None:
+    with drawing.style():
+        whole, inline = drawing.svg(figure()).decode(), drawing.inline(figure(), "one", "words & more")
+    for word in ("style=", "<style", "http", "metadata", "xmlns"):
+        assert word not in inline
+        assert word in whole or word == "metadata"  # control: what matplotlib writes has them
+    found = ElementTree.fromstring(str(inline))
+    ids = [element.get("id", "one-") for element in found.iter()]
+    assert all(name.startswith("one-") for name in ids)
+    used = [value for e in found.iter() for key, value in e.items() if key == "href" and value.startswith("#")]
+    assert used
+    assert {value[1:] for value in used} <= set(ids)
+    assert found.get("aria-label") == "words & more"
+
+
+def test_its_text_and_axes_have_the_pages_colour_and_its_rows_a_class() -> None:
+    with drawing.style():
+        found = ElementTree.fromstring(str(drawing.inline(figure(), "one", "words")))
+    assert found.get("fill") == drawing.INK_OF_PAGE
+    assert {element.get("fill") for element in found.iter("text")} == {None}
+    assert drawing.INK not in {value for element in found.iter() for value in element.attrib.values()}
+    (row,) = [element for element in found.iter() if element.get("class") == "row-a_h1"]
+    assert row.find("path") is not None
+
+
+def test_hostile_text_stays_text() -> None:
+    with drawing.style():
+        for text in (drawing.svg(figure()).decode(), str(drawing.inline(figure(), "one", HOSTILE))):
+            found = ElementTree.fromstring(text)
+            assert not [element for element in found.iter() if element.tag.endswith("script")]
+            assert HOSTILE in "".join(found.itertext())
+
+
+def test_the_same_figure_gives_the_same_bytes() -> None:
+    with drawing.style():
+        assert drawing.svg(figure()) == drawing.svg(figure())
+        assert drawing.png(figure()) == drawing.png(figure())
+        assert drawing.svg(figure("another")) != drawing.svg(figure())  # control
