@@ -92,8 +92,8 @@ def run(table: Table, runs: Runs, row: str) -> Figure:
 def group(table: Table, letter: str) -> Figure:
     """The paper and ours in one group, base with it: figures where they may be compared, otherwise effects."""
     lines = [line for line in table.lines if line.group in ("base", letter)]
-    if letter != "(E)":
-        lines.sort(key=lambda line: _order(table, line))
+    if letter in ("(A)", "(B)"):  # which vary one size, base's among its values
+        lines.sort(key=_sizes)
     figure, both = _figure(6.8, 3.0, 2)
     for axes, (name, key, field, logarithm) in zip(both, _METRICS, strict=True):
         relative = not table.comparable
@@ -202,7 +202,7 @@ def _plain_logarithms(axes: Axes) -> None:
         pick(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
 
 
-def _order(table: Table, line: Line) -> tuple[float, ...]:
+def _sizes(line: Line) -> tuple[float, ...]:
     return tuple(float(getattr(getattr(line.config, section), key)) for _, section, key in DEFINITION)
 
 
