@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 
 # In dependency order: a module imports only from earlier ones.
 MODULES = (
-    *("schema", "config", "storage", "corpus", "tokenizer", "dataset", "batching", "linear"),
+    *("schema", "config", "storage", "corpus", "download", "tokenizer", "dataset", "batching", "linear"),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
     *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "columns", "report"),
     *(
@@ -39,6 +39,8 @@ ROOMS = {
     "pytorch_lightning": {"checkpoint", "lightning_data", "lightning_model", "callbacks", "train"},
     "sacrebleu": {"metrics"},
     "sentencepiece": {"tokenizer"},
+    "tarfile": {"corpus"},
+    "urllib": {"download"},
 }
 
 

@@ -15,9 +15,9 @@ import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiayn import storage
-from aiayn.corpus import DataError, Files
-from aiayn.dataset import SIDES, SPLITS, Dataset, _packed, prepare
+from aiayn import dataset, storage
+from aiayn.corpus import DataError, Files, fingerprints
+from aiayn.dataset import SIDES, SPLITS, Dataset, Origin, _packed, prepare
 from aiayn.tokenizer import EOS, Tokenizer
 
 MAX_LENGTH = 23
@@ -28,8 +28,8 @@ PREPARE = """
 import os, signal, sys
 from pathlib import Path
 from aiayn import storage
-from aiayn.corpus import Files
-from aiayn.dataset import prepare
+from aiayn.corpus import Files, fingerprints
+from aiayn.dataset import Origin, prepare
 writes = 0
 def die(point, path):
     global writes
@@ -37,8 +37,9 @@ def die(point, path):
     if writes == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
 storage.fault = die if sys.argv[3] != "0" else storage.fault
-splits = [Files(Path(sys.argv[2], f"{s}.en"), Path(sys.argv[2], f"{s}.de")) for s in ("train", "dev", "test")]
-print(prepare(Path(sys.argv[1]), *splits, vocab_size=41, max_length=23, progress=print).sha256)
+splits = {s: [Files(Path(sys.argv[2], f"{s}.en"), Path(sys.argv[2], f"{s}.de"))] for s in ("train", "dev", "test")}
+origin = Origin(fingerprints(splits), lambda: splits)
+print(prepare(Path(sys.argv[1]), origin, vocab_size=41, max_length=23, progress=print).sha256)
 """
 
 
@@ -61,9 +62,9 @@ def text(tmp_path_factory) -> Path:
 
 
 def prepare_here(folder: Path, text: Path, **changed: int) -> Dataset:
-    splits = [Files(text / f"{split}.en", text / f"{split}.de") for split in SPLITS]
+    splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
     settings = {"vocab_size": VOCAB_SIZE, "max_length": MAX_LENGTH} | changed
-    return prepare(folder, *splits, **settings, progress=lambda message: None)
+    return prepare(folder, Origin(fingerprints(splits), lambda: splits), **settings, progress=lambda message: None)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_lengths_count_eos(prepared) -> None:
 
 def test_ids_take_two_bytes_as_long_as_they_fit(prepared) -> None:
     assert prepared.pairs("train").source_ids.dtype == np.uint16
-    packed, lengths = _packed([np.array([65_536], dtype=np.int32)], 65_537)
+    packed, lengths = _packed([np.array([65_536], dtype=np.int32)], np.dtype(np.int32))
     assert packed.tolist() == [65_536, EOS]
     assert lengths.tolist() == [2]
 
@@ -180,6 +181,29 @@ def test_any_text_keeps_its_lines_from_the_files_to_the_ids_and_back(tmp_path_fa
         assert len(decoded(dataset, "dev", side)) == len(rows)
         assert not any("\n" in line for line in decoded(dataset, "dev", side))
     assert dataset.manifest["splits"]["dev"]["lines"] == len(rows)
+
+
+def test_what_is_written_piece_by_piece_is_what_numpy_writes_at_once(prepared, tmp_path) -> None:
+    for path in prepared.folder.glob("*.npy"):
+        np.save(tmp_path / path.name, np.load(path))
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_split_of_several_parts_is_one_split_in_their_order(tmp_path, text, prepared) -> None:
+    for language in ("en", "de"):
+        lines = (text / f"train.{language}").read_bytes().splitlines(keepends=True)
+        for name, part in (("a", lines[:31]), ("b", lines[31:])):
+            (tmp_path / f"{name}.{language}").write_bytes(b"".join(part))
+    splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
+    splits["train"] = [Files(tmp_path / f"{name}.en", tmp_path / f"{name}.de") for name in ("a", "b")]
+    parted = prepare(tmp_path / "parted", Origin({}, lambda: splits), VOCAB_SIZE, MAX_LENGTH, lambda message: None)
+    for part in ("files", "splits"):
+        assert parted.manifest[part] == prepared.manifest[part]
+
+
+def test_many_sentences_are_not_in_memory_at_once(tmp_path, text, prepared, monkeypatch) -> None:
+    monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", 7)
+    assert prepare_here(tmp_path / "small", text).sha256 == prepared.sha256
 
 
 # Again, elsewhere, at once, after a crash

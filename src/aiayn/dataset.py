@@ -5,10 +5,11 @@ import io
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aiayn import storage
-from aiayn.corpus import DataError, Files, read_pairs
+from aiayn.corpus import DataError, Files, Pair, Side, Split, Text, read_pairs
 from aiayn.tokenizer import EOS, UNK, Tokenizer, learn
 
-Split = Literal["train", "dev", "test"]
-Side = Literal["source", "target"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SIDES: tuple[Side, ...] = ("source", "target")
 
@@ -108,11 +107,17 @@ class Dataset:
         return (self.folder / f"{split}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What text a corpus is made of: `identity` tells it from any other, `text` gets it, once it is needed."""
+
+    identity: Mapping[str, str]
+    text: Callable[[], Text]
+
+
 def prepare(
     folder: Path,
-    train: Files,
-    dev: Files,
-    test: Files,
+    origin: Origin,
     vocab_size: int,
     max_length: int,
     progress: Callable[[str], None],
@@ -123,37 +128,24 @@ def prepare(
     EOS included; dev and test keep every line. One process works while others wait for it. Raises DataError when the
     text is unfit, when `folder` was prepared from something else, or when it is damaged.
     """
-    splits: dict[Split, Files] = {"train": train, "dev": dev, "test": test}
-    settings = {"vocab_size": vocab_size, "max_length": max_length, **_source_hashes(splits)}
+    settings = {"vocab_size": vocab_size, "max_length": max_length, **origin.identity}
     if (folder / "manifest.json").exists():
         return _prepared_before(folder, settings)
     with storage.lock(folder / ".lock", wait=True):
         if (folder / "manifest.json").exists():
             return _prepared_before(folder, settings)
         storage.remove_unfinished(folder)
+        text = origin.text()
         progress(f"learning {vocab_size} pieces")
-        learn(partial(_training_lines, train), vocab_size, folder / "tokenizer.model")
+        learn(partial(_training_lines, text["train"]), vocab_size, folder / "tokenizer.model")
         tokenizer = Tokenizer(folder / "tokenizer.model")
-        counts = {
-            split: _encode(folder, split, files, tokenizer, max_length, progress) for split, files in splits.items()
-        }
+        counts = {split: _encode(folder, split, text[split], tokenizer, max_length, progress) for split in SPLITS}
         for split in ("dev", "test"):
-            _save_texts(folder, split, splits[split])
+            _save_texts(folder, split, text[split])
         files = {name: _fingerprint(folder / name) for name in _FILES}
         manifest = {"schema": _SCHEMA, "settings": settings, "splits": counts, "files": files}
         storage.write_json(folder / "manifest.json", {**manifest, "sha256": _digest(manifest)})
     return Dataset.open(folder)
-
-
-def _source_hashes(splits: dict[Split, Files]) -> dict[str, str]:
-    try:
-        return {
-            f"{split}.{side}": storage.sha256(path)
-            for split, files in splits.items()
-            for side, path in (("source", files.source), ("target", files.target))
-        }
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
@@ -167,72 +159,108 @@ def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
     return dataset
 
 
-def _training_lines(train: Files) -> Iterator[str]:
+def _read(parts: Sequence[Files], dropped: Counter[str] | None) -> Iterator[Pair]:
+    return chain.from_iterable(read_pairs(files, dropped) for files in parts)
+
+
+def _names(parts: Sequence[Files]) -> str:
+    return ", ".join(f"{files.source} and {files.target}" for files in parts)
+
+
+def _training_lines(train: Sequence[Files]) -> Iterator[str]:
     empty = True
-    for pair in read_pairs(train, Counter()):
+    for pair in _read(train, Counter()):
         empty = False
         yield from pair
     if empty:
-        raise DataError(f"{train.source} and {train.target} hold no sentence pair to learn from")
+        raise DataError(f"{_names(train)} hold no sentence pair to learn from")
 
 
 def _encode(
-    folder: Path, split: Split, files: Files, tokenizer: Tokenizer, max_length: int, progress: Callable[[str], None]
+    folder: Path,
+    split: Split,
+    parts: Sequence[Files],
+    tokenizer: Tokenizer,
+    max_length: int,
+    progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes the token ids of one split and returns its counts for the manifest."""
+    """Writes the token ids of one split, as they come, and returns its counts for the manifest."""
     dropped = Counter({"empty": 0, "invalid UTF-8": 0, "too long": 0}) if split == "train" else None
-    lengths: dict[Side, list[npt.NDArray[np.int64]]] = {side: [np.zeros(1, np.int64)] for side in SIDES}
-    ids: dict[Side, list[npt.NDArray[np.integer]]] = {side: [] for side in SIDES}
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size < 65_536 else np.int32)
+    tokens, unknown = dict.fromkeys(SIDES, 0), dict.fromkeys(SIDES, 0)
     kept = 0
-    pairs = read_pairs(files, dropped)
-    while chunk := list(islice(pairs, _PAIRS_AT_ONCE)):
-        encoded = list(zip(*(tokenizer.encode([pair[i] for pair in chunk]) for i in (0, 1)), strict=True))
-        if dropped is not None:
-            encoded = [pair for pair in encoded if max(map(len, pair)) < max_length]  # EOS is one token more
-            dropped["too long"] += len(chunk) - len(encoded)
-        for i, side in enumerate(SIDES):
-            packed, lengths_of_chunk = _packed([pair[i] for pair in encoded], tokenizer.vocab_size)
-            ids[side].append(packed)
-            lengths[side].append(lengths_of_chunk)
-        kept += len(encoded)
-        progress(f"{split}: {kept} pairs encoded")
-    if kept == 0:
-        raise DataError(f"{files.source} and {files.target} leave no sentence pair (data.max_length is {max_length})")
-    counts: dict[str, Any] = {
-        "lines": kept + (dropped.total() if dropped else 0),
-        "kept": kept,
-        "dropped": dict(dropped or {}),
-    }
+    pairs = _read(parts, dropped)
+    with ExitStack() as stack:
+        ids = {side: stack.enter_context(_array(folder / f"{split}.{side}.ids.npy", dtype)) for side in SIDES}
+        offsets = {
+            side: stack.enter_context(_array(folder / f"{split}.{side}.offsets.npy", np.dtype(np.int64)))
+            for side in SIDES
+        }
+        for side in SIDES:
+            offsets[side](np.zeros(1, np.int64))
+        while chunk := list(islice(pairs, _PAIRS_AT_ONCE)):
+            encoded = list(zip(*(tokenizer.encode([pair[i] for pair in chunk]) for i in (0, 1)), strict=True))
+            if dropped is not None:
+                encoded = [pair for pair in encoded if max(map(len, pair)) < max_length]  # EOS is one token more
+                dropped["too long"] += len(chunk) - len(encoded)
+            for i, side in enumerate(SIDES):
+                packed, lengths = _packed([pair[i] for pair in encoded], dtype)
+                ids[side](packed)
+                offsets[side](tokens[side] + np.cumsum(lengths))
+                tokens[side] += len(packed)
+                unknown[side] += int((packed == UNK).sum())
+            kept += len(encoded)
+            progress(f"{split}: {kept} pairs encoded")
+        if kept == 0:
+            raise DataError(f"{_names(parts)} leave no sentence pair (data.max_length is {max_length})")
+    counts = {"lines": kept + (dropped.total() if dropped else 0), "kept": kept, "dropped": dict(dropped or {})}
     for side in SIDES:
-        of_side = np.concatenate(ids[side])
-        _save(folder / f"{split}.{side}.ids.npy", of_side)
-        _save(folder / f"{split}.{side}.offsets.npy", np.cumsum(np.concatenate(lengths[side])))
-        counts |= {f"{side}_tokens": len(of_side), f"{side}_unknown": int((of_side == UNK).sum())}
+        counts |= {f"{side}_tokens": tokens[side], f"{side}_unknown": unknown[side]}
     return counts
 
 
 def _packed(
-    sentences: Sequence[npt.NDArray[np.int32]], vocab_size: int
+    sentences: Sequence[npt.NDArray[np.int32]], dtype: np.dtype[Any]
 ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]:
     """The tokens of all sentences in one array, each sentence closed by EOS, and the lengths with it."""
     lengths = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1
-    packed = np.full(lengths.sum(), EOS, dtype=np.uint16 if vocab_size < 65_536 else np.int32)
+    packed = np.full(lengths.sum(), EOS, dtype=dtype)
     is_text = np.ones(len(packed), dtype=bool)
     is_text[np.cumsum(lengths) - 1] = False
     packed[is_text] = np.concatenate([*sentences, np.zeros(0, np.int32)])
     return packed, lengths
 
 
-def _save_texts(folder: Path, split: Split, files: Files) -> None:
+def _save_texts(folder: Path, split: Split, parts: Sequence[Files]) -> None:
     for i, side in enumerate(SIDES):
-        lines = (pair[i] for pair in read_pairs(files, None))
+        lines = (pair[i] for pair in _read(parts, None))
         storage.write_text(folder / f"{split}.{side}.txt", "".join(f"{line}\n" for line in lines))
 
 
-def _save(path: Path, array: npt.NDArray[Any]) -> None:
-    memory = io.BytesIO()  # into a file numpy would write by itself, and not say why the disk refused
-    np.save(memory, array, allow_pickle=False)
-    storage.write_bytes(path, memory.getbuffer())
+@contextmanager
+def _array(path: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
+    """Yields what appends to a one-dimensional .npy file, which is never in memory whole."""
+
+    def header(length: int) -> bytes:
+        # numpy pads it, so that the length can grow in its place
+        memory = io.BytesIO()
+        description = np.lib.format.dtype_to_descr(dtype)
+        np.lib.format.write_array_header_1_0(memory, {"descr": description, "fortran_order": False, "shape": (length,)})
+        return memory.getvalue()
+
+    length = 0
+    with storage.atomic(path) as file:
+
+        def append(part: npt.NDArray[Any]) -> None:
+            nonlocal length
+            file.write(np.ascontiguousarray(part, dtype).data)
+            length += len(part)
+
+        file.write(header(0))
+        yield append
+        file.seek(0)
+        assert len(header(length)) == len(header(0))
+        file.write(header(length))
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from aiayn.corpus import EMBEDDED, Files
-from aiayn.dataset import Dataset
+from aiayn.corpus import EMBEDDED, Files, fingerprints
+from aiayn.dataset import SPLITS, Dataset, Origin
 from aiayn.dataset import prepare as prepare_dataset
 from aiayn.schema import Config, ConfigError, Data
 
@@ -31,9 +31,11 @@ def sources(data: Data) -> dict[str, Files]:
 def prepare(config: Config, progress: Callable[[str], None]) -> Dataset:
     """The encoded corpus under `<prepared>/<data>`; nothing to do when it is there already."""
     data = config.data
+    files = sources(data)
+    text = {split: [files[split]] for split in SPLITS}
     return prepare_dataset(
         Path(config.prepared) / data.name,
-        **sources(data),
+        Origin(fingerprints(text), lambda: text),
         vocab_size=data.vocab_size,
         max_length=data.max_length,
         progress=progress,
