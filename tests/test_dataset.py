@@ -1,6 +1,8 @@
 import errno
+import io
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -183,12 +185,6 @@ def test_any_text_keeps_its_lines_from_the_files_to_the_ids_and_back(tmp_path_fa
     assert dataset.manifest["splits"]["dev"]["lines"] == len(rows)
 
 
-def test_what_is_written_piece_by_piece_is_what_numpy_writes_at_once(prepared, tmp_path) -> None:
-    for path in prepared.folder.glob("*.npy"):
-        np.save(tmp_path / path.name, np.load(path))
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-
-
 def test_a_split_of_several_parts_is_one_split_in_their_order(tmp_path, text, prepared) -> None:
     for language in ("en", "de"):
         lines = (text / f"train.{language}").read_bytes().splitlines(keepends=True)
@@ -199,11 +195,6 @@ def test_a_split_of_several_parts_is_one_split_in_their_order(tmp_path, text, pr
     parted = prepare(tmp_path / "parted", Origin({}, lambda: splits), VOCAB_SIZE, MAX_LENGTH, lambda message: None)
     for part in ("files", "splits"):
         assert parted.manifest[part] == prepared.manifest[part]
-
-
-def test_many_sentences_are_not_in_memory_at_once(tmp_path, text, prepared, monkeypatch) -> None:
-    monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", 7)
-    assert prepare_here(tmp_path / "small", text).sha256 == prepared.sha256
 
 
 # Again, elsewhere, at once, after a crash
@@ -336,3 +327,26 @@ def test_the_manifest_says_nothing_of_time_or_machine(prepared, text) -> None:
     assert set(manifest["files"]) == {path.name for path in prepared.folder.iterdir()} - {"manifest.json", ".lock"}
     assert str(prepared.folder.parent) not in written
     assert str(text) not in written
+
+
+def test_chunks_and_processes_change_no_byte(tmp_path, monkeypatch) -> None:
+    draw = random.Random(7)
+    lines = [" ".join(draw.choice(("low", "new", "est", "er")) for _ in range(draw.randint(0, 9))) for _ in range(101)]
+    for name, count in (("train", 101), ("dev", 3)):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines[:count]))
+    train, dev = (Files(tmp_path / name, tmp_path / name) for name in ("train", "dev"))
+    hashes = []
+    for number, (pairs_at_once, processes) in enumerate(((1000, 1), (7, 1), (7, 2))):
+        monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", pairs_at_once)
+        monkeypatch.setattr(dataset, "_MAX_PROCESSES", processes)
+        prepared = prepare(tmp_path / str(number), train, dev, dev, 21, 9, lambda message: None)
+        hashes.append(prepared.sha256)
+        for part in ("ids", "offsets"):
+            path = prepared.folder / f"train.source.{part}.npy"
+            written = io.BytesIO()
+            np.save(written, np.load(path))
+            assert path.read_bytes() == written.getvalue()
+    assert len(set(hashes)) == 1
+    assert prepared.manifest["splits"]["train"]["dropped"]["too long"] > 0  # so chunks lose pairs
+    prepared = prepare(tmp_path / "other", train, dev, dev, 21, 8, lambda message: None)
+    assert prepared.sha256 not in hashes  # control

@@ -21,6 +21,8 @@ COMMANDS = {
     "evaluate": "perplexity, bits per character and BLEU of a trained row",
     "translate": "standard input to standard output, n lines in, n lines out",
     "table": "Table 3, paper and ours, from what is trained",
+    "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
+    "bench": "tokens/s of training and decoding, beside other people's code in the same run",
 }
 EXAMPLES = {
     "prepare": [
@@ -46,6 +48,20 @@ EXAMPLES = {
     "table": [
         ("aiayn table", "in the terminal"),
         ("aiayn table format=md scale=smoke > table.md", "as Markdown (or csv, latex), another scale"),
+    ],
+    "export": [
+        ("aiayn export format=ctranslate2 experiment=base", "into runs/tiny-mini/base/seed1/export-ctranslate2"),
+        ("aiayn export format=safetensors average=5", "the mean of the last five checkpoints"),
+        ("aiayn export format=marian experiment=big", "for transformers.MarianMTModel.from_pretrained"),
+    ],
+    "bench": [
+        ("aiayn bench experiment=a_h4 scale=small data.vocab_size=8000", "small: d_model 128, N 3, d_ff 512, h 4"),
+        (
+            "aiayn bench scale=paper data.vocab_size=37000 training.tokens_per_update=2500 bench.updates=2",
+            "base, in updates that take a CPU seconds",
+        ),
+        ("aiayn bench bench.kind=decoding hardware.threads=2 bench.rounds=9", "beam search and greedy, on two cores"),
+        ("aiayn bench bench.mean_length=60 experiment=big", "longer sentences, another row"),
     ],
 }
 FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")

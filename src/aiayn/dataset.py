@@ -1,17 +1,19 @@
 """The encoded corpus on disk: token ids and offsets, memory-mapped, with a manifest that holds every file's SHA-256."""
 
 import hashlib
-import io
 import json
+import multiprocessing
+import os
 import shlex
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +26,10 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SIDES: tuple[Side, ...] = ("source", "target")
 
 _SCHEMA = 1
+_Chunk = tuple[int, *tuple[tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]], ...]]
+_encode_in_this_process: Callable[[list[Pair]], _Chunk]
 _PAIRS_AT_ONCE = 65_536
+_MAX_PROCESSES = 8  # each holds about 150 MB, and one that reads cannot feed more
 _FILES = [
     "tokenizer.model",
     *(f"{split}.{side}.{part}.npy" for split in SPLITS for side in SIDES for part in ("ids", "offsets")),
@@ -137,7 +142,7 @@ def prepare(
         storage.remove_unfinished(folder)
         text = origin.text()
         progress(f"learning {vocab_size} pieces")
-        learn(partial(_training_lines, text["train"]), vocab_size, folder / "tokenizer.model")
+        learn(_training_lines(text["train"]), vocab_size, folder / "tokenizer.model")
         tokenizer = Tokenizer(folder / "tokenizer.model")
         counts = {split: _encode(folder, split, text[split], tokenizer, max_length, progress) for split in SPLITS}
         for split in ("dev", "test"):
@@ -184,39 +189,87 @@ def _encode(
     max_length: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes the token ids of one split, as they come, and returns its counts for the manifest."""
+    """Writes the token ids of one split and returns its counts for the manifest; holds no more than a few chunks."""
     dropped = Counter({"empty": 0, "invalid UTF-8": 0, "too long": 0}) if split == "train" else None
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size < 65_536 else np.int32)
-    tokens, unknown = dict.fromkeys(SIDES, 0), dict.fromkeys(SIDES, 0)
-    kept = 0
-    pairs = _read(parts, dropped)
+    longest = max_length - 1 if split == "train" else None  # EOS is one token more
+    chunks = iter(partial(_chunk, _read(parts, dropped)), [])
+    counts: Counter[str] = Counter()
     with ExitStack() as stack:
-        ids = {side: stack.enter_context(_array(folder / f"{split}.{side}.ids.npy", dtype)) for side in SIDES}
-        offsets = {
-            side: stack.enter_context(_array(folder / f"{split}.{side}.offsets.npy", np.dtype(np.int64)))
-            for side in SIDES
-        }
+        ids, offsets = (
+            {
+                side: _Array(stack.enter_context(storage.atomic(folder / f"{split}.{side}.{part}.npy")), dtype)
+                for side in SIDES
+            }
+            for part, dtype in (("ids", _dtype(tokenizer)), ("offsets", np.dtype(np.int64)))
+        )
         for side in SIDES:
-            offsets[side](np.zeros(1, np.int64))
-        while chunk := list(islice(pairs, _PAIRS_AT_ONCE)):
-            encoded = list(zip(*(tokenizer.encode([pair[i] for pair in chunk]) for i in (0, 1)), strict=True))
+            offsets[side].append(np.zeros(1, np.int64))
+        for number_read, *sides in _encoded(chunks, tokenizer, longest):
+            for side, (packed, lengths) in zip(SIDES, sides, strict=True):
+                offsets[side].append(counts[f"{side}_tokens"] + np.cumsum(lengths))
+                ids[side].append(packed)
+                counts[f"{side}_tokens"] += len(packed)
+                counts[f"{side}_unknown"] += int((packed == UNK).sum())
+            counts["kept"] += len(lengths)
             if dropped is not None:
-                encoded = [pair for pair in encoded if max(map(len, pair)) < max_length]  # EOS is one token more
-                dropped["too long"] += len(chunk) - len(encoded)
-            for i, side in enumerate(SIDES):
-                packed, lengths = _packed([pair[i] for pair in encoded], dtype)
-                ids[side](packed)
-                offsets[side](tokens[side] + np.cumsum(lengths))
-                tokens[side] += len(packed)
-                unknown[side] += int((packed == UNK).sum())
-            kept += len(encoded)
-            progress(f"{split}: {kept} pairs encoded")
-        if kept == 0:
+                dropped["too long"] += number_read - len(lengths)
+            progress(f"{split}: {counts['kept']} pairs encoded")
+        if counts["kept"] == 0:
             raise DataError(f"{_names(parts)} leave no sentence pair (data.max_length is {max_length})")
-    counts = {"lines": kept + (dropped.total() if dropped else 0), "kept": kept, "dropped": dict(dropped or {})}
-    for side in SIDES:
-        counts |= {f"{side}_tokens": tokens[side], f"{side}_unknown": unknown[side]}
-    return counts
+        for array in (*ids.values(), *offsets.values()):
+            array.finish()
+    return {
+        "lines": counts["kept"] + (dropped.total() if dropped else 0),
+        "kept": counts["kept"],
+        "dropped": dict(dropped or {}),
+        **{f"{side}_{what}": counts[f"{side}_{what}"] for side in SIDES for what in ("tokens", "unknown")},
+    }
+
+
+def _chunk(pairs: Iterator[Pair]) -> list[Pair]:
+    return list(islice(pairs, _PAIRS_AT_ONCE))
+
+
+def _encoded(chunks: Iterator[list[Pair]], tokenizer: Tokenizer, longest: int | None) -> Iterator[_Chunk]:
+    """Each chunk encoded, in order, by all cores when there is more than one chunk."""
+    first = next(chunks, [])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = min(cores, _MAX_PROCESSES)
+    if len(first) < _PAIRS_AT_ONCE or cores == 1:
+        yield from (_encode_chunk(tokenizer, longest, chunk) for chunk in chain([first], chunks))
+        return
+    # Not forked: the caller may have threads, which a fork would leave half there
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(cores, context, initializer=_load, initargs=(tokenizer.path, longest)) as pool:
+        waiting: deque[Future[_Chunk]] = deque()
+        for chunk in chain([first], chunks):
+            waiting.append(pool.submit(_encode_in_worker, chunk))
+            if len(waiting) > cores + 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _load(model: Path, longest: int | None) -> None:
+    global _encode_in_this_process
+    _encode_in_this_process = partial(_encode_chunk, Tokenizer(model), longest)
+
+
+def _encode_in_worker(chunk: list[Pair]) -> _Chunk:
+    return _encode_in_this_process(chunk)
+
+
+def _encode_chunk(tokenizer: Tokenizer, longest: int | None, chunk: list[Pair]) -> _Chunk:
+    """The number of pairs, and of each side of those that are short enough the ids and lengths."""
+    pairs = list(zip(*(tokenizer.encode([pair[i] for pair in chunk]) for i in (0, 1)), strict=True))
+    if longest is not None:
+        pairs = [pair for pair in pairs if max(map(len, pair)) <= longest]
+    source, target = (_packed([pair[i] for pair in pairs], _dtype(tokenizer)) for i in (0, 1))
+    return len(chunk), source, target
+
+
+def _dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
+    return np.dtype(np.uint16 if tokenizer.vocab_size < 65_536 else np.int32)
 
 
 def _packed(
@@ -237,30 +290,26 @@ def _save_texts(folder: Path, split: Split, parts: Sequence[Files]) -> None:
         storage.write_text(folder / f"{split}.{side}.txt", "".join(f"{line}\n" for line in lines))
 
 
-@contextmanager
-def _array(path: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[npt.NDArray[Any]], None]]:
-    """Yields what appends to a one-dimensional .npy file, which is never in memory whole."""
+class _Array:
+    """A one-dimensional array on its way into a .npy file, part by part: the same bytes as numpy's own."""
 
-    def header(length: int) -> bytes:
-        # numpy pads it, so that the length can grow in its place
-        memory = io.BytesIO()
-        description = np.lib.format.dtype_to_descr(dtype)
-        np.lib.format.write_array_header_1_0(memory, {"descr": description, "fortran_order": False, "shape": (length,)})
-        return memory.getvalue()
+    def __init__(self, file: BinaryIO, dtype: np.dtype[Any]) -> None:
+        self._file, self._dtype, self._length = file, dtype, 0
+        self._write_header()
 
-    length = 0
-    with storage.atomic(path) as file:
+    def append(self, part: npt.NDArray[Any]) -> None:
+        assert part.dtype == self._dtype
+        self._file.write(part.data)
+        self._length += len(part)
 
-        def append(part: npt.NDArray[Any]) -> None:
-            nonlocal length
-            file.write(np.ascontiguousarray(part, dtype).data)
-            length += len(part)
+    def finish(self) -> None:
+        """Says at the beginning how long it has become; numpy leaves room for that."""
+        self._file.seek(0)
+        self._write_header()
 
-        file.write(header(0))
-        yield append
-        file.seek(0)
-        assert len(header(length)) == len(header(0))
-        file.write(header(length))
+    def _write_header(self) -> None:
+        described = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
+        np.lib.format.write_array_header_1_0(self._file, described)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

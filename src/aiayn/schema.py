@@ -125,6 +125,17 @@ class Wandb:
 
 
 @dataclass
+class Bench:
+    """How long `aiayn bench` measures, and on what."""
+
+    kind: str = _one_of("all", "training", "decoding")
+    mean_length: float = _number(1.0, 10_000)
+    updates: int = _number(1)
+    rounds: int = _number(1)
+    output: str = MISSING
+
+
+@dataclass
 class Paper:
     """The row's own figures in Table 3."""
 
@@ -146,12 +157,13 @@ class Config:
     hardware: Hardware = field(default_factory=Hardware)
     decoding: Decoding = field(default_factory=Decoding)
     wandb: Wandb = field(default_factory=Wandb)
+    bench: Bench = field(default_factory=Bench)
     paper: Paper = field(default_factory=Paper)
     output: str = MISSING
     prepared: str = MISSING
     split: str = _one_of("dev", "test")
     average: int = _number(1, 1000)
-    format: str = _one_of("terminal", "md", "csv", "latex")
+    format: str = _one_of("terminal", "md", "csv", "latex", "ctranslate2", "safetensors", "marian")
 
 
 # What a run's numbers depend on: with another value it is another run, and a resume is refused.
@@ -177,6 +189,7 @@ HARMLESS = frozenset(
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
         "hardware.tokens_per_micro_batch",
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
+        *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "output")),
         *(f"paper.{key}" for key in ("ppl", "bleu", "params_millions")),
         *("output", "prepared", "split", "average", "format"),
     }

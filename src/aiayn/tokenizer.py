@@ -2,7 +2,8 @@
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,13 @@ from aiayn import storage
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 
-# SentencePiece writes a space as U+2581, learns nothing from lines with U+2585 or NUL, and cuts lines where the name of
-# a special token stands: so those characters travel as escapes, the special tokens have names that no escaped line can
-# hold, and everything in a line is text
+# SentencePiece writes a space as U+2581, learns nothing from lines with U+2585 or NUL, takes a count after a tab, and
+# cuts lines where the name of a special token stands: so those characters travel as escapes, the special tokens have
+# names that no escaped line can hold, and everything in a line is text
 _ESCAPE = "\ue000"
-_ESCAPED = {_ESCAPE: _ESCAPE + "0", "\u2581": _ESCAPE + "1", "\u2585": _ESCAPE + "2", "\0": _ESCAPE + "3"}
+_ESCAPED = {
+    character: f"{_ESCAPE}{number}" for number, character in enumerate((_ESCAPE, "\u2581", "\u2585", "\0", "\t"))
+}
 _ESCAPES = str.maketrans(_ESCAPED)
 _UNESCAPED = {escaped: character for character, escaped in _ESCAPED.items()}
 
@@ -26,8 +29,14 @@ class Tokenizer:
     """A learned vocabulary: lines to token ids and back, exactly, as long as every character was seen in learning."""
 
     def __init__(self, model: Path) -> None:
+        self.path = model
         self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
         self.vocab_size: int = self._processor.get_piece_size()
+
+    @property
+    def pieces(self) -> list[str]:
+        """The piece of each token id, as SentencePiece writes it."""
+        return [self._processor.id_to_piece(number) for number in range(self.vocab_size)]
 
     def encode(self, lines: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """The token ids of each line, without special tokens; a character never seen in learning becomes UNK."""
@@ -41,29 +50,23 @@ class Tokenizer:
         return [_unescape(self._processor.decode([int(token) for token in sentence])) for sentence in ids]
 
 
-def learn(read: Callable[[], Iterable[str]], vocab_size: int, model: Path) -> None:
+def learn(lines: Iterable[str], vocab_size: int, model: Path) -> None:
     """Learns `vocab_size` pieces from lines of any length into the file `model`; the same lines give the same bytes.
 
-    The text is read twice: `read` gives all lines each time it is called. Raises ValueError naming data.vocab_size when
-    it is too large or too small for the text.
+    Raises ValueError naming data.vocab_size when it is too large or too small for the text.
     """
-    alphabet: set[str] = set()
-    for line in read():
-        alphabet.update(line.translate(_ESCAPES))
-    failures: list[BaseException] = []
+    words, alphabet = count_words(lines)
 
-    def escaped() -> Iterator[str]:
-        try:
-            for line in read():
-                yield line.translate(_ESCAPES)
-        except BaseException as failure:
-            failures.append(failure)  # SentencePiece turns whatever happens here into a RuntimeError
-            raise
+    def counted() -> Iterator[str]:
+        while words:  # SentencePiece has copied a word before it asks for the next
+            word, count = words.popitem()
+            yield f"{word}\t{count}"
 
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=escaped(),
+            sentence_iterator=counted(),
+            input_format="tsv",
             model_writer=written,
             model_type="bpe",
             vocab_size=vocab_size,
@@ -72,7 +75,7 @@ def learn(read: Callable[[], Iterable[str]], vocab_size: int, model: Path) -> No
             remove_extra_whitespaces=False,
             character_coverage=1.0,
             # SentencePiece counts coverage in float32 and so forgets a character seen once in 34 million
-            required_chars="".join(sorted(alphabet - {" "})),
+            required_chars="".join(sorted(alphabet)),
             # SentencePiece would silently leave out lines over 4192 bytes
             max_sentence_length=2**30,
             # The count stands in the file's bytes, so it must not follow the machine
@@ -88,14 +91,32 @@ def learn(read: Callable[[], Iterable[str]], vocab_size: int, model: Path) -> No
             minloglevel=2,
         )
     except RuntimeError as error:
-        if failures:
-            raise failures[0] from None
         raise _explained(error, vocab_size) from error
     storage.write_bytes(model, written.getvalue())
 
 
+def count_words(lines: Iterable[str], max_words: int = 3_000_000) -> tuple[Counter[str], set[str]]:
+    """How often each word stands in the lines, escaped, and every character: all that BPE learns from.
+
+    Beyond `max_words` different words the rarest are forgotten, so that memory is bounded for any text.
+    """
+    words: Counter[str] = Counter()
+    alphabet: set[str] = set()
+    for line in lines:
+        words.update(line.translate(_ESCAPES).split(" "))
+        least = 1
+        while len(words) > max_words:
+            least += 1
+            for word in [word for word, count in words.items() if count < least]:
+                alphabet.update(word)
+                del words[word]
+    alphabet.update(*words)
+    del words[""]  # between two spaces
+    return words, alphabet
+
+
 def _unescape(text: str) -> str:
-    return re.sub(_ESCAPE + "[0-3]", lambda match: _UNESCAPED[match.group()], text)
+    return re.sub(_ESCAPE + "[0-4]", lambda match: _UNESCAPED[match.group()], text)
 
 
 def _explained(error: RuntimeError, vocab_size: int) -> Exception:

@@ -1,0 +1,254 @@
+"""Ours and the rivals in turn on the same sentences, after a check that the results agree; what each round took."""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aiayn import rivals
+from aiayn.batching import Batch, epoch_plan, gather
+from aiayn.beam_search import translate_ids
+from aiayn.dataset import Pairs
+from aiayn.evaluate import build
+from aiayn.loss import label_smoothed_cross_entropy
+from aiayn.rivals import SENTENCES, Decode
+from aiayn.schema import Config
+from aiayn.tokenizer import BOS, EOS
+from aiayn.transformer import DecoderLayer, Transformer
+
+OURS = "aiayn"
+OUTPUT_LENGTH = 25  # tokens; sources as long, EOS included, so that nobody pads
+
+
+@dataclass
+class Contestant:
+    """One line of the table: what a round runs, and what its rounds took."""
+
+    name: str
+    precision: str
+    run: Callable[[int], None]  # the round's number
+    checks: dict[str, float]
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+
+@contextmanager
+def computing(precision: str, device: str) -> Iterator[None]:
+    """Matrix products in float32 (`fp32`), in float32 cut short inside (`medium`) or in bf16 by autocast (`bf16`)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium" if precision == "medium" else "highest")
+    try:
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def take_turns(contestants: list[Contestant], rounds: int, device: str) -> None:
+    """Times every contestant in every round, one after the other; round 0 warms up and is not counted."""
+    for number in range(rounds + 1):
+        for contestant in contestants:
+            with computing(contestant.precision, device):
+                began = time.perf_counter()
+                contestant.run(number)
+                if device == "cuda":
+                    torch.cuda.synchronize()
+            if number:
+                contestant.seconds.append(time.perf_counter() - began)
+
+
+def synthetic_pairs(config: Config, count: int) -> Pairs:
+    """Random tokens in sentences of log-normal length; a target is about as long as its source."""
+    random = np.random.default_rng(config.seed)
+    spread = 0.6
+    mean = np.log(config.bench.mean_length) - spread**2 / 2
+    longest = config.data.max_length
+    source = np.clip(np.rint(random.lognormal(mean, spread, count)), 2, longest).astype(np.int64)
+    target = np.clip(np.rint(source * random.lognormal(0, 0.2, count)), 2, longest).astype(np.int64)
+    parts = []
+    for lengths in (source, target):
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        ids = random.integers(EOS + 1, config.data.vocab_size, offsets[-1])
+        ids[offsets[1:] - 1] = EOS
+        parts += [ids, offsets]
+    return Pairs(*parts)
+
+
+def training(config: Config, precisions: list[str], device: str) -> dict[str, Any]:
+    """Forward, loss, backward, Adam: what each contestant's rounds took, and how far its first result is from ours."""
+    rounds, updates = config.bench.rounds, config.bench.updates
+    needed = (rounds + 1) * updates * config.training.tokens_per_update / config.bench.mean_length
+    pairs = synthetic_pairs(config, int(2 * needed) + 100)
+    plan = epoch_plan(
+        pairs.source_lengths, pairs.target_lengths, config.training.tokens_per_update, config.seed, epoch=0
+    )
+    assert len(plan) >= (rounds + 1) * updates
+    batches = [gather(pairs, sentences).to(device) for sentences in plan[: (rounds + 1) * updates]]
+    rectangles = [rivals.padded(batch) for batch in batches]
+    smoothing = config.training.label_smoothing
+
+    def our_loss(module: nn.Module, number: int) -> Tensor:
+        assert isinstance(module, Transformer)
+        batch = batches[number]
+        hidden = module.hidden(batch)
+        return label_smoothed_cross_entropy(hidden, module.embedding.weight, batch.target, smoothing)[0]
+
+    def their_loss(module: nn.Module, number: int) -> Tensor:
+        batch = rectangles[number]
+        hidden = module.hidden(batch)  # type: ignore[operator]
+        return rivals.smoothed_loss(hidden, module.embedding.weight, batch, smoothing)  # type: ignore[union-attr, arg-type]
+
+    model = build(config, config.data.vocab_size).to(device).eval()
+    reference = _loss_and_gradients(model, our_loss, batches[0], "fp32", device)
+    contestants = []
+    for precision in precisions:
+        for name, module in {OURS: model, **rivals.trainable(model)}.items():
+            module = copy.deepcopy(module).to(device).eval()
+            loss = our_loss if name == OURS else their_loss
+            checks = _compare(reference, _loss_and_gradients(module, loss, batches[0], precision, device), name)
+            contestants.append(
+                Contestant(name, precision, _trainer(module.train(), loss, batches, updates, config), checks)
+            )
+    take_turns(contestants, rounds, device)
+    counted = slice(updates, None)
+    source = [len(batch.source) for batch in batches[counted]]
+    target = [len(batch.target) for batch in batches[counted]]
+    cells = sum(x.source.numel() + x.target_input.numel() for x in rectangles[counted])
+    padding = 1 - (sum(source) + sum(target)) / cells
+    return {
+        "unit": "update",
+        "source_tokens": [sum(source[i : i + updates]) for i in range(0, len(source), updates)],
+        "target_tokens": [sum(target[i : i + updates]) for i in range(0, len(target), updates)],
+        "padded_share_of_rivals": padding,
+        "units_a_round": updates,
+        "lines": [_line(contestant) for contestant in contestants],
+    }
+
+
+def decoding(config: Config, precisions: list[str], device: str, beam_size: int) -> dict[str, Any]:
+    """Search with `beam_size` hypotheses: what each contestant's rounds took, and how many outputs equal ours."""
+    batches = config.bench.updates
+    random = np.random.default_rng(config.seed)
+    shape = (config.bench.rounds + 1, batches * SENTENCES, OUTPUT_LENGTH - 1)
+    sources = random.integers(EOS + 1, config.data.vocab_size, shape)
+    model = endless(build(config, config.data.vocab_size)).to(device).eval()
+    contestants = []
+    with computing("fp32", device):
+        first = sources[0, :SENTENCES].tolist()
+        expected = _our_decode(model, config)(first, beam_size)
+    for precision in (precision for precision in precisions if precision != "medium"):
+        found = {OURS: _our_decode(model, config)}
+        theirs = rivals.decoders(model, config.hardware.threads, OUTPUT_LENGTH)
+        found |= {name: decode for name, decode in theirs.items() if precision == "fp32" or "CTranslate2" not in name}
+        for name, decode in found.items():
+            with computing(precision, device):
+                outputs = decode(first, beam_size)
+            assert {len(ids) for ids in outputs} == {OUTPUT_LENGTH}, f"{name}: not the same work"
+            same = sum(one == other for one, other in zip(outputs, expected, strict=True)) / len(expected)
+            contestants.append(
+                Contestant(
+                    name,
+                    precision if "CTranslate2" not in name else "own",
+                    lambda number, decode=decode: decode(sources[number].tolist(), beam_size) and None,  # type: ignore[misc]
+                    {"equal_outputs": same},
+                )
+            )
+    take_turns(contestants, config.bench.rounds, device)
+    tokens = batches * SENTENCES * OUTPUT_LENGTH
+    return {
+        "unit": "batch",
+        "source_tokens": [tokens] * config.bench.rounds,
+        "target_tokens": [tokens] * config.bench.rounds,
+        "padded_share_of_rivals": 0.0,
+        "units_a_round": batches,
+        "lines": [_line(contestant) for contestant in contestants],
+    }
+
+
+def endless(model: Transformer) -> Transformer:
+    """The model, changed so that EOS is never likely: every output is as long as it may be, whoever searches."""
+    last = model.decoder[-1]
+    assert isinstance(last, DecoderLayer)
+    direction = F.normalize(torch.randn(model.d_model), dim=0)
+    with torch.no_grad():
+        last.after_feed_forward.norm.bias.add_(4 * direction)
+        model.embedding.weight[EOS] = -4 * direction
+    return model
+
+
+def _trainer(
+    module: nn.Module,
+    loss_of: Callable[[nn.Module, int], Tensor],
+    batches: list[Batch],
+    updates: int,
+    config: Config,
+) -> Callable[[int], None]:
+    betas = (config.training.adam_beta1, config.training.adam_beta2)
+    adam = torch.optim.Adam(module.parameters(), lr=1e-4, betas=betas, eps=config.training.adam_epsilon, fused=True)
+
+    def run(round_number: int) -> None:
+        for number in range(round_number * updates, (round_number + 1) * updates):
+            adam.zero_grad()
+            (loss_of(module, number) / len(batches[number].target)).backward()  # type: ignore[no-untyped-call]
+            adam.step()
+
+    return run
+
+
+def _loss_and_gradients(
+    module: nn.Module, loss_of: Callable[[nn.Module, int], Tensor], batch: Batch, precision: str, device: str
+) -> tuple[float, nn.Module]:
+    """The loss of a token of the first batch, and the module with gradients in the place of its weights."""
+    module.zero_grad()
+    with computing(precision, device):
+        loss = loss_of(module, 0) / len(batch.target)
+        loss.backward()  # type: ignore[no-untyped-call]
+    gradients = copy.deepcopy(module)
+    for there, parameter in zip(gradients.parameters(), module.parameters(), strict=True):
+        there.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+    module.zero_grad()
+    return loss.item(), gradients
+
+
+def _compare(ours: tuple[float, nn.Module], theirs: tuple[float, nn.Module], name: str) -> dict[str, float]:
+    """How far a loss and its gradients are from ours, relative to ours."""
+    (loss, model), (other_loss, other) = ours, theirs
+    assert isinstance(model, Transformer)
+    expected = model.state_dict() if name == OURS else rivals.gradients_of(model, name)
+    found = other.state_dict()
+    squares = sum(float((found[key].float() - value).square().sum()) for key, value in expected.items())
+    norm = sum(float(value.square().sum()) for value in expected.values())
+    return {"loss": abs(other_loss - loss) / loss, "gradients": (squares / norm) ** 0.5}
+
+
+def _our_decode(model: Transformer, config: Config) -> Decode:
+    def decode(sentences: Any, beam_size: int) -> list[list[int]]:
+        found = translate_ids(
+            model,
+            [np.array(sentence) for sentence in sentences],
+            tokens_per_batch=SENTENCES * OUTPUT_LENGTH,
+            beam_size=beam_size,
+            length_penalty=config.decoding.length_penalty,
+            max_extra=0,
+            bos=BOS,
+            eos=EOS,
+        )
+        return [hypothesis.ids for hypothesis in found]
+
+    return decode
+
+
+def _line(contestant: Contestant) -> dict[str, Any]:
+    return {
+        "name": contestant.name,
+        "precision": contestant.precision,
+        "checks": contestant.checks,
+        "seconds_a_round": contestant.seconds,
+    }

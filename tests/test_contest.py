@@ -1,0 +1,83 @@
+"""The contest: everybody in turn, on the same sentences, doing the same work."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from aiayn import config, contest, schema
+from aiayn.tokenizer import EOS
+from aiayn.transformer import Transformer
+
+
+@pytest.fixture
+def run(toy) -> schema.Config:
+    # Heads as wide as d_model / h, as rivals want them
+    sizes = ["model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.updates=2", "bench.rounds=3"]
+    return config.compose_row(*toy, *sizes)
+
+
+def test_contestants_take_turns_in_every_round_and_the_first_round_is_not_counted():
+    order = []
+    contestants = [
+        contest.Contestant(name, "fp32", lambda number, name=name: order.append((number, name)), {}) for name in "AB"
+    ]
+    contest.take_turns(contestants, 3, "cpu")
+    assert order == [(number, name) for number in range(4) for name in "AB"]
+    assert [len(contestant.seconds) for contestant in contestants] == [3, 3]
+
+
+def test_a_precision_holds_inside_and_is_gone_afterwards():
+    product = lambda: (torch.ones(3, 5) @ torch.ones(5, 7)).dtype  # noqa: E731
+    before = torch.get_float32_matmul_precision()
+    for precision, setting, dtype in (
+        ("fp32", "highest", torch.float32),
+        ("medium", "medium", torch.float32),
+        ("bf16", "highest", torch.bfloat16),
+    ):
+        with contest.computing(precision, "cpu"):
+            assert (torch.get_float32_matmul_precision(), product()) == (setting, dtype)
+        assert (torch.get_float32_matmul_precision(), product()) == (before, torch.float32)
+
+
+def test_lengths_are_log_normal_with_the_mean_asked_for_and_both_sides_alike():
+    run = config.compose_row("bench.mean_length=25", "data.max_length=400", "scale=paper")
+    pairs = contest.synthetic_pairs(run, 20_011)
+    for lengths in (pairs.source_lengths, pairs.target_lengths):
+        assert lengths.mean() == pytest.approx(25, rel=0.05)
+        assert np.log(lengths).std() == pytest.approx(0.6, rel=0.1)
+    assert np.corrcoef(pairs.source_lengths, pairs.target_lengths)[0, 1] > 0.8
+    assert (pairs.source_ids[pairs.source_offsets[1:] - 1] == EOS).all()
+    assert (pairs.source_ids == EOS).sum() == len(pairs)
+
+
+def test_training_gives_every_line_the_same_tokens_and_equal_first_results(run):
+    part = contest.training(run, ["fp32", "bf16"], "cpu")
+    assert len(part["target_tokens"]) == len(part["source_tokens"]) == 3
+    assert 0 < part["padded_share_of_rivals"] < 0.5
+    assert {"aiayn", "torch.nn"} <= {line["name"] for line in part["lines"]}
+    for line in part["lines"]:
+        assert len(line["seconds_a_round"]) == 3
+        tolerance = 1e-5 if line["precision"] == "fp32" else 0.1
+        assert line["checks"]["loss"] < tolerance
+        assert line["checks"]["gradients"] < tolerance
+        assert line["precision"] == "fp32" or line["checks"]["gradients"] > 1e-4  # control: the check sees bf16
+
+
+def test_decoding_compares_outputs_before_it_measures(run):
+    part = contest.decoding(run, ["fp32"], "cpu", beam_size=4)
+    for line in part["lines"]:
+        assert len(line["seconds_a_round"]) == 3
+        assert line["checks"]["equal_outputs"] == 1 or "int8" in line["name"], line
+
+
+def test_an_endless_model_is_still_one_whose_answers_depend_on_the_question(run):
+    torch.manual_seed(3)
+    model = Transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25).eval()
+    sources = np.random.default_rng(5).integers(EOS + 1, 25, (13, contest.OUTPUT_LENGTH - 1)).tolist()
+    lengths = lambda: {len(ids) for ids in contest._our_decode(model, run)(sources, 4)}  # noqa: E731
+    assert lengths() != {contest.OUTPUT_LENGTH}  # control
+    contest.endless(model)
+    assert lengths() == {contest.OUTPUT_LENGTH}
+    assert len({tuple(ids) for ids in contest._our_decode(model, run)(sources, 4)}) > 1
