@@ -334,12 +334,13 @@ def test_chunks_and_processes_change_no_byte(tmp_path, monkeypatch) -> None:
     lines = [" ".join(draw.choice(("low", "new", "est", "er")) for _ in range(draw.randint(0, 9))) for _ in range(101)]
     for name, count in (("train", 101), ("dev", 3)):
         (tmp_path / name).write_text("".join(line + "\n" for line in lines[:count]))
-    train, dev = (Files(tmp_path / name, tmp_path / name) for name in ("train", "dev"))
+    train, dev = ([Files(tmp_path / name, tmp_path / name)] for name in ("train", "dev"))
+    origin = Origin({}, lambda: {"train": train, "dev": dev, "test": dev})
     hashes = []
     for number, (pairs_at_once, processes) in enumerate(((1000, 1), (7, 1), (7, 2))):
         monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", pairs_at_once)
         monkeypatch.setattr(dataset, "_MAX_PROCESSES", processes)
-        prepared = prepare(tmp_path / str(number), train, dev, dev, 21, 9, lambda message: None)
+        prepared = prepare(tmp_path / str(number), origin, 21, 9, lambda message: None)
         hashes.append(prepared.sha256)
         for part in ("ids", "offsets"):
             path = prepared.folder / f"train.source.{part}.npy"
