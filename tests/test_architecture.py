@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 
 # In dependency order: a module imports only from earlier ones.
 MODULES = (
-    *("schema", "config", "storage", "corpus", "download", "tokenizer", "dataset", "batching", "linear"),
+    *("schema", "config", "storage", "corpus", "download", "wmt", "tokenizer", "dataset", "batching", "linear"),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
     *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "columns", "report"),
     *(

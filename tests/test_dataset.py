@@ -349,5 +349,5 @@ def test_chunks_and_processes_change_no_byte(tmp_path, monkeypatch) -> None:
             assert path.read_bytes() == written.getvalue()
     assert len(set(hashes)) == 1
     assert prepared.manifest["splits"]["train"]["dropped"]["too long"] > 0  # so chunks lose pairs
-    prepared = prepare(tmp_path / "other", train, dev, dev, 21, 8, lambda message: None)
+    prepared = prepare(tmp_path / "other", origin, 21, 8, lambda message: None)
     assert prepared.sha256 not in hashes  # control

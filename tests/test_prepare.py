@@ -93,11 +93,17 @@ def test_a_missing_file_is_named_with_its_key(run, tmp_path, split, side):
             prepare.sources(with_files(run, **{key: path}).data)
 
 
-def test_the_embedded_corpus_needs_no_file_and_wmt14_says_what_to_do_instead():
-    assert prepare.sources(config.compose_row("data=tiny").data) == corpus.EMBEDDED
-    with pytest.raises(config.ConfigError, match=r"not written yet.*data=files") as caught:
-        prepare.sources(config.compose_row("data=wmt14_en_de").data)
-    assert "\n" not in str(caught.value)
+def test_the_embedded_corpus_needs_no_file():
+    text = prepare.sources(config.compose_row("data=tiny").data)
+    assert text == {split: [files] for split, files in corpus.EMBEDDED.items()}
+
+
+@pytest.mark.parametrize("name", ["wmt14_en_de", "wmt14_en_fr"])
+def test_text_of_your_own_under_the_name_of_a_downloaded_corpus_is_taken(run, name):
+    prepare.check(with_files(run, name=name))
+    prepare.check(config.compose_row(f"data={name}"))  # to be downloaded
+    with pytest.raises(config.ConfigError, match=r"data\.train_source='nowhere': no such file"):
+        prepare.check(with_files(run, name=name, train_source="nowhere"))
 
 
 def test_other_text_under_the_same_name_is_refused_with_the_remedy(run, tmp_path):

@@ -31,6 +31,8 @@ EXAMPLES = {
             "aiayn prepare data=files data.name=mine data.train_source=train.en data.train_target=train.de.gz ...",
             "your own parallel text",
         ),
+        ("aiayn prepare data=wmt14_en_de", "downloads 1.7 GB; repeat to resume"),
+        ("aiayn prepare data=wmt14_en_de data.source=archives", "the same from WMT's archives in a folder"),
     ],
     "train": [
         ("aiayn train", "the base row at scale=mini"),
@@ -221,7 +223,7 @@ def common() -> list[str]:
         ),
         "  big",
         "",
-        "Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|files|wmt14_en_de",
+        "Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|files|wmt14_en_de|wmt14_en_fr",
         "Keys:   seed, model.*, training.*, decoding.*, data.*, wandb.mode=offline|online|disabled, output, ...",
         "        in the paper's units: scale multiplies them afterwards",
         "Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file",

@@ -1,45 +1,72 @@
-"""`aiayn prepare`: the corpus that the configuration names, cleaned, cut into pieces and encoded."""
+"""`aiayn prepare`: the corpus that the configuration names, downloaded, verified, cleaned, cut and encoded."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from aiayn.corpus import EMBEDDED, Files, fingerprints
+from aiayn import wmt
+from aiayn.corpus import EMBEDDED, Files, Text, fingerprints
 from aiayn.dataset import SPLITS, Dataset, Origin
 from aiayn.dataset import prepare as prepare_dataset
 from aiayn.schema import Config, ConfigError, Data
 
 
-def sources(data: Data) -> dict[str, Files]:
-    """The files of the three splits. ConfigError names a missing one, or a corpus that cannot be had yet."""
-    if data.name.startswith("wmt14") and not data.train_source:
-        raise ConfigError(
-            f"data={data.name}: its download is not written yet; give the text yourself: data=files"
-            " data.train_source=... data.train_target=... data.dev_source=... and so on"
-        )
+def check(config: Config) -> None:
+    """ConfigError for text that is neither there nor to be had, before anything is written."""
+    data = config.data
+    corpus = _downloaded(data)
+    if corpus is None:
+        sources(data)
+    elif data.source and not (_folder(config) / "manifest.json").exists():
+        absent = wmt.missing(corpus, Path(data.source))
+        if absent:
+            raise ConfigError(f"data.source={data.source}: holds no {', '.join(absent)}; data.source='' downloads them")
+
+
+def sources(data: Data) -> Text:
+    """The files of the three splits. ConfigError names a missing one."""
     if not data.train_source and data.name == "tiny":
-        return dict(EMBEDDED)
-    for key in (f"{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")):
+        return {split: [EMBEDDED[split]] for split in SPLITS}
+    for key in (f"{split}_{side}" for split in SPLITS for side in ("source", "target")):
         path = getattr(data, key)
         if not path or not Path(path).is_file():
             raise ConfigError(f"data.{key}={path!r}: no such file")
     return {
-        split: Files(Path(getattr(data, f"{split}_source")), Path(getattr(data, f"{split}_target")))
-        for split in ("train", "dev", "test")
+        split: [Files(Path(getattr(data, f"{split}_source")), Path(getattr(data, f"{split}_target")))]
+        for split in SPLITS
     }
 
 
 def prepare(config: Config, progress: Callable[[str], None]) -> Dataset:
     """The encoded corpus under `<prepared>/<data>`; nothing to do when it is there already."""
+    check(config)
     data = config.data
-    files = sources(data)
-    text = {split: [files[split]] for split in SPLITS}
+    corpus = _downloaded(data)
+    if corpus is None:
+        text = sources(data)
+        origin = Origin(fingerprints(text), lambda: text)
+    else:
+        origin = Origin(wmt.identity(corpus), partial(_fetched, corpus, config, progress))
     return prepare_dataset(
-        Path(config.prepared) / data.name,
-        Origin(fingerprints(text), lambda: text),
-        vocab_size=data.vocab_size,
-        max_length=data.max_length,
-        progress=progress,
+        _folder(config), origin, vocab_size=data.vocab_size, max_length=data.max_length, progress=progress
     )
+
+
+def _folder(config: Config) -> Path:
+    return Path(config.prepared) / config.data.name
+
+
+def _downloaded(data: Data) -> wmt.Corpus | None:
+    return None if data.train_source else wmt.CORPORA.get(data.name)
+
+
+def _fetched(corpus: wmt.Corpus, config: Config, progress: Callable[[str], None]) -> Text:
+    # Beside the prepared corpora, so that two language pairs share what they have in common
+    archives = Path(config.data.source or Path(config.prepared) / "downloads")
+    progress(f"{config.data.name}: {wmt.estimate(corpus, archives, Path(config.prepared))}")
+    if not config.data.source:
+        wmt.fetch(corpus, archives, progress)
+    return wmt.text(corpus, archives, progress)
 
 
 def main(config: Config) -> None:

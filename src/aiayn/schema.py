@@ -72,6 +72,7 @@ class Data:
     name: str = _name()
     vocab_size: int = _number(8, 1_000_000)
     max_length: int = _number(2, 100_000)
+    source: str = MISSING
     train_source: str = MISSING
     train_target: str = MISSING
     dev_source: str = MISSING
@@ -186,6 +187,7 @@ HARMLESS = frozenset(
     {
         *(f"training.{key}" for key in ("dev_every", "checkpoint_every", "keep_checkpoints")),
         "decoding.tokens_per_batch",
+        "data.source",  # only where the archives lie: which they are is known by their SHA-256
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
         "hardware.tokens_per_micro_batch",
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),

@@ -111,7 +111,7 @@ def adopt(partial: Path, path: Path) -> None:
 def free_bytes(folder: Path) -> int:
     """What the disk that holds `folder`, or will hold it, has left for us."""
     while not folder.exists():
-        folder = folder.parent
+        folder = folder.absolute().parent
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 
