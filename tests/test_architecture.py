@@ -14,7 +14,20 @@ SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 
 # In dependency order: a module imports only from earlier ones.
 MODULES = (
-    *("schema", "config", "storage", "corpus", "download", "wmt", "tokenizer", "dataset", "batching", "linear"),
+    *(
+        "schema",
+        "config",
+        "storage",
+        "corpus",
+        "download",
+        "wmt",
+        "tokenizer",
+        "cores",
+        "moses_bpe",
+        "dataset",
+        "batching",
+        "linear",
+    ),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics"),
     *("checkpoint", "lightning_data", "lightning_model", "signals", "callbacks", "results", "columns", "report"),
     *(
@@ -41,6 +54,7 @@ ROOMS = {
     "pytorch_lightning": {"checkpoint", "lightning_data", "lightning_model", "callbacks", "train"},
     "sacrebleu": {"metrics"},
     "sentencepiece": {"tokenizer"},
+    "subword_nmt": {"moses_bpe"},
     "tarfile": {"corpus"},
     "urllib": {"download"},
     "ctranslate2": {"export", "rivals"},

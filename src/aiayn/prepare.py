@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from aiayn import wmt
+from aiayn.config import corpus_name
 from aiayn.corpus import EMBEDDED, Files, Text, fingerprints
 from aiayn.dataset import SPLITS, Dataset, Origin
 from aiayn.dataset import prepare as prepare_dataset
@@ -38,7 +39,7 @@ def sources(data: Data) -> Text:
 
 
 def prepare(config: Config, progress: Callable[[str], None]) -> Dataset:
-    """The encoded corpus under `<prepared>/<data>`; nothing to do when it is there already."""
+    """The encoded corpus under `<prepared>/<data>`, with the paper's tokenizer `<data>.paper`; made only once."""
     check(config)
     data = config.data
     corpus = _downloaded(data)
@@ -47,13 +48,12 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Dataset:
         origin = Origin(fingerprints(text), lambda: text)
     else:
         origin = Origin(wmt.identity(corpus), partial(_fetched, corpus, config, progress))
-    return prepare_dataset(
-        _folder(config), origin, vocab_size=data.vocab_size, max_length=data.max_length, progress=progress
-    )
+    moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
+    return prepare_dataset(_folder(config), origin, data.vocab_size, data.max_length, progress, moses)
 
 
 def _folder(config: Config) -> Path:
-    return Path(config.prepared) / config.data.name
+    return Path(config.prepared) / corpus_name(config)
 
 
 def _downloaded(data: Data) -> wmt.Corpus | None:
