@@ -7,7 +7,7 @@ BIN := .venv/bin
 table: .venv/ready
 	$(BIN)/aiayn train -cn table3; status=$$?; $(BIN)/aiayn table; exit $$status
 
-test: .venv/ready
+test: .venv/tests-ready
 	$(BIN)/pytest -n 2 --dist loadfile
 
 check: .venv/ready
@@ -18,6 +18,11 @@ check: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The formats of aiayn export are compared with the programs that read them
+.venv/tests-ready: .venv/ready
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,export]'
 	touch $@
 
 clean:

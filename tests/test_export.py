@@ -231,6 +231,9 @@ def test_a_format_of_another_command_and_a_library_that_is_missing_are_refused(f
     for format in ("terminal", "md"):
         with pytest.raises(schema.ConfigError, match="export writes ctranslate2, safetensors, marian"):
             export.main(config.compose_row(*finished, f"format={format}"))
+    for fidelity in ("fidelity=released_code", "fidelity.zero_start=true", "fidelity.sinusoids=halves"):
+        with pytest.raises(schema.ConfigError, match="export runs of fidelity=paper"):
+            export.main(config.compose_row(*finished, "format=safetensors", fidelity))
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(schema.ConfigError, match="pip install 'aiayn") as refused:
         export.main(config.compose_row(*finished, "format=marian"))

@@ -13,7 +13,17 @@ def test_every_number_has_a_range():
     for key, _, meta in schema.leaves(schema.Config()):
         if not meta:
             assert key.rpartition(".")[2] in {
-                *("learned_positions", "project", "entity", "output", "prepared", "params_millions", "source"),
+                *(
+                    "learned_positions",
+                    "target_space",
+                    "zero_start",
+                    "project",
+                    "entity",
+                    "output",
+                    "prepared",
+                    "params_millions",
+                    "source",
+                ),
                 *(f"{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")),
             }, key
 

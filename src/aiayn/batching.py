@@ -71,7 +71,14 @@ def epoch_plan(
     random = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
     # Paper: silent on how pairs are grouped; the released code's buckets grow by 1.1
     bucket = np.searchsorted(_bucket_bounds(tokens_per_update), longest).astype(np.uint64)
-    order = np.argsort(bucket << np.uint64(48) | random.random_raw(len(longest)) >> np.uint64(16), kind="stable")
+    del longest  # a plan of 50 million pairs is made in the memory that its order takes three times
+    key = random.random_raw(len(bucket))
+    key >>= np.uint64(16)
+    bucket <<= np.uint64(48)
+    key |= bucket
+    del bucket
+    order = np.argsort(key, kind="stable")
+    del key
     updates = _cut(order, source_lengths, target_lengths, tokens_per_update)
     return [updates[i] for i in np.argsort(random.random_raw(len(updates)), kind="stable")]
 

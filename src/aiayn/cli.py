@@ -23,6 +23,7 @@ COMMANDS = {
     "table": "Table 3, paper and ours, from what is trained",
     "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
     "bench": "tokens/s of training and decoding, beside other people's code in the same run",
+    "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, everything is checked",
 }
 EXAMPLES = {
     "prepare": [
@@ -38,13 +39,21 @@ EXAMPLES = {
         ("aiayn train", "the base row at scale=mini"),
         ("aiayn train experiment=a_h1 seed=2", "one attention head, another seed"),
         ("aiayn train experiment=base scale=small hardware.threads=2", "larger, on two cores"),
+        ("aiayn train fidelity=released_code", "base as its authors' code has it, where that differs from the paper"),
         ("aiayn train model.dropout=0.3", "your own variation: its folder gets a hash of the difference"),
         ("aiayn train -m 'experiment=glob(*)' seed=1,2,3", "every row, three seeds, side by side"),
         ("aiayn train -cn table3", "the same rows from sweeps/table3.yaml"),
     ],
     "evaluate": [
         ("aiayn evaluate experiment=a_h1", "on the dev set"),
-        ("aiayn evaluate experiment=base split=test average=5", "the mean of the last five checkpoints, as in Table 2"),
+        (
+            "aiayn evaluate experiment=base split=test average=5",
+            "the mean of the last five checkpoints; prints Table 2",
+        ),
+        (
+            "aiayn evaluate experiment=big split=test average=20",
+            "the same of a run that kept them: train with training.keep_checkpoints=20",
+        ),
     ],
     "translate": [("aiayn translate experiment=base < in.txt > out.txt", "with the run in runs/tiny-mini/base/seed1")],
     "table": [
@@ -65,11 +74,20 @@ EXAMPLES = {
         ("aiayn bench bench.kind=decoding hardware.threads=2 bench.rounds=9", "beam search and greedy, on two cores"),
         ("aiayn bench bench.mean_length=60 experiment=big", "longer sentences, another row"),
     ],
+    "plan": [
+        ("aiayn plan scale=paper hardware=gpu plan.gpu=h200 plan.gpus=8", "the 20 rows on eight H200"),
+        (
+            "aiayn plan scale=paper hardware=gpu plan.efficiency=0.5 plan.price_per_hour=3",
+            "at a price and speed of yours",
+        ),
+        ("aiayn plan", "on this CPU, at scale=mini"),
+        ("aiayn plan experiment=big training.max_steps=1000 scale=paper", "one variation alone"),
+    ],
 }
 FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")
 # A name, several, or what a sweep makes of all names; never a path, which would lead to a file of somebody else's
 FILE = re.compile(r"[^/\\]*")
-GROUPS = ("experiment", "data", "scale", "hardware", "hydra/launcher")
+GROUPS = ("experiment", "data", "scale", "fidelity", "hardware", "hydra/launcher")
 EXIT_CODES = (
     "0 done, 1 failed, 2 wrong configuration or usage, 3 non-finite, 4 bad data, 5 storage,"
     " 75 interrupted: repeat to resume"
@@ -224,6 +242,8 @@ def common() -> list[str]:
         "  big",
         "",
         "Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|files|wmt14_en_de|wmt14_en_fr",
+        "        fidelity=paper|released_code: where the paper's text and its authors' code differ",
+        "        tokenizer=sentencepiece|paper: the paper's has Moses tokens and 32K merges",
         "Keys:   seed, model.*, training.*, decoding.*, data.*, wandb.mode=offline|online|disabled, output, ...",
         "        in the paper's units: scale multiplies them afterwards",
         "Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file",

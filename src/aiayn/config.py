@@ -83,6 +83,11 @@ def rows() -> dict[str, Config]:
     return {name: checked(_row(name, base)) for name in ROWS}
 
 
+def row(name: str, like: Config) -> Config:
+    """The row as it stands, scaled, with data, scale and hardware as in `like`; ConfigError where that makes no run."""
+    return checked(scaled(_row(name, like)))
+
+
 def scaled(config: Config) -> Config:
     """The same row at the size of its `scale`: the only place where a factor meets a value."""
     scale, model, training = config.scale, config.model, config.training
@@ -128,7 +133,7 @@ def corpus_name(config: Config) -> str:
 
 
 def variation(config: Config) -> str:
-    """Empty for a row as it stands; otherwise `+` and a hash of what was overridden in model, training or decoding."""
+    """Empty for a row as it stands; otherwise `+` and a hash of its own model, training, decoding or fidelity."""
     own = meaning(scaled(_row(config.experiment, config)))
     changed = {key: value for key, value in meaning(config).items() if value != own[key]}
     return f"+{hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]}" if changed else ""
@@ -166,15 +171,17 @@ def _row(name: str, like: Config) -> Config:
 
 @cache
 def _own_sections(name: str) -> dict[str, Any]:
-    whole = cast(DictConfig, OmegaConf.merge(_read_folder("conf")["config"], _read_folder("experiments")[name]))
-    own = OmegaConf.masked_copy(whole, ["model", "training", "decoding", "paper"])
+    fidelity = {"fidelity": _read_folder("conf", "fidelity")["paper"]}
+    parts = (_read_folder("conf")["config"], fidelity, _read_folder("experiments")[name])
+    whole = cast(DictConfig, OmegaConf.merge(*parts))
+    own = OmegaConf.masked_copy(whole, ["model", "training", "decoding", "paper", "fidelity"])
     typed = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), own))
     return {str(key): OmegaConf.to_object(typed[key]) for key in own}
 
 
 @cache
-def _read_folder(folder: str) -> dict[str, Any]:
-    files = sorted(resources.files(f"aiayn.{folder}").iterdir(), key=lambda file: file.name)
+def _read_folder(folder: str, *below: str) -> dict[str, Any]:
+    files = sorted(resources.files(f"aiayn.{folder}").joinpath(*below).iterdir(), key=lambda file: file.name)
     return {
         file.name.removesuffix(".yaml"): OmegaConf.to_container(OmegaConf.create(file.read_text("utf-8")))
         for file in files

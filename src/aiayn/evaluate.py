@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from aiayn import checkpoint, jobs, metrics, storage
+from aiayn import checkpoint, jobs, metrics, storage, table2
 from aiayn.batching import evaluation_batches, gather
 from aiayn.beam_search import Hypothesis, translate_ids
 from aiayn.config import decoded_as_its_row, run_folder, variation
@@ -24,9 +24,24 @@ Split = Literal["dev", "test"]
 def build(config: Config, vocab_size: int) -> Transformer:
     """The row's Transformer, initialised from its seed."""
     torch.manual_seed(config.seed)
-    model = Transformer(**dataclasses.asdict(config.model), max_length=config.data.max_length, vocab_size=vocab_size)
+    fidelity = config.fidelity
+    model = Transformer(
+        **dataclasses.asdict(config.model),
+        max_length=config.data.max_length,
+        vocab_size=fidelity.rows(vocab_size),
+        sinusoids_in_halves=fidelity.sinusoids == "halves",
+        target_space=fidelity.target_space,
+        zero_start=fidelity.zero_start,
+    )
     # Before a checkpoint is loaded: weights of 64 bits would lose half of them in a model of 32
     return model.double() if config.hardware.precision == "64-true" else model
+
+
+def parameters(run: Config, vocab_size: int) -> int:
+    """Trainable parameters with so many embedding rows, counted on a model without storage."""
+    with torch.device("meta"):
+        model = build(run, vocab_size)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int) -> tuple[float, int]:
@@ -123,3 +138,5 @@ def main(config: Config) -> None:
         interval = f"  95 % interval {low:.2f} to {high:.2f}" if kind == "sacrebleu" else ""
         print(f"BLEU {kind:9} {value:6.2f}{interval}  {figures['signatures'][kind]}")
     print(f"translations: {folder}/translations-{name}.txt")
+    if table2.holds(config, name):
+        print("", *table2.lines(config, dataset), sep="\n")

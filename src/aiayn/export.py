@@ -248,6 +248,9 @@ def main(config: Config) -> None:
     """Exports the run that the configuration names into its folder, with its tokenizer."""
     if config.format not in LIBRARIES:
         raise ConfigError(f"format={config.format}: export writes {', '.join(LIBRARIES)}")
+    fidelity = config.fidelity
+    if fidelity.sinusoids != "alternating" or fidelity.target_space or fidelity.zero_start or fidelity.embedding_rows:
+        raise ConfigError(f"fidelity={fidelity.name}: what is exported starts with BOS; export runs of fidelity=paper")
     library = LIBRARIES[config.format]
     if find_spec(library) is None:
         raise ConfigError(f"format={config.format}: {library} is not installed; pip install 'aiayn[export]'")

@@ -15,10 +15,10 @@ from aiayn.schema import Config, ConfigError, Data
 def check(config: Config) -> None:
     """ConfigError for text that is neither there nor to be had, before anything is written."""
     data = config.data
-    corpus = _downloaded(data)
+    corpus = downloaded(data)
     if corpus is None:
         sources(data)
-    elif data.source and not (_folder(config) / "manifest.json").exists():
+    elif data.source and not (folder(config) / "manifest.json").exists():
         absent = wmt.missing(corpus, Path(data.source))
         if absent:
             raise ConfigError(f"data.source={data.source}: holds no {', '.join(absent)}; data.source='' downloads them")
@@ -42,31 +42,36 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Dataset:
     """The encoded corpus under `<prepared>/<data>`, with the paper's tokenizer `<data>.paper`; made only once."""
     check(config)
     data = config.data
-    corpus = _downloaded(data)
+    corpus = downloaded(data)
     if corpus is None:
         text = sources(data)
         origin = Origin(fingerprints(text), lambda: text)
     else:
         origin = Origin(wmt.identity(corpus), partial(_fetched, corpus, config, progress))
     moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
-    return prepare_dataset(_folder(config), origin, data.vocab_size, data.max_length, progress, moses)
+    return prepare_dataset(folder(config), origin, data.vocab_size, data.max_length, progress, moses)
 
 
-def _folder(config: Config) -> Path:
+def folder(config: Config) -> Path:
+    """Where the encoded corpus lies or will lie."""
     return Path(config.prepared) / corpus_name(config)
 
 
-def _downloaded(data: Data) -> wmt.Corpus | None:
+def downloaded(data: Data) -> wmt.Corpus | None:
+    """The corpus to be downloaded, or to be read from archives; None for text that is at hand."""
     return None if data.train_source else wmt.CORPORA.get(data.name)
 
 
+def archives(config: Config) -> Path:
+    """Where the archives of a downloaded corpus are: by default beside the prepared corpora, which share them."""
+    return Path(config.data.source or Path(config.prepared) / "downloads")
+
+
 def _fetched(corpus: wmt.Corpus, config: Config, progress: Callable[[str], None]) -> Text:
-    # Beside the prepared corpora, so that two language pairs share what they have in common
-    archives = Path(config.data.source or Path(config.prepared) / "downloads")
-    progress(f"{config.data.name}: {wmt.estimate(corpus, archives, Path(config.prepared))}")
+    progress(f"{config.data.name}: {wmt.estimate(corpus, archives(config), Path(config.prepared))}")
     if not config.data.source:
-        wmt.fetch(corpus, archives, progress)
-    return wmt.text(corpus, archives, progress)
+        wmt.fetch(corpus, archives(config), progress)
+    return wmt.text(corpus, archives(config), progress)
 
 
 def main(config: Config) -> None:

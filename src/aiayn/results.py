@@ -290,5 +290,5 @@ def _claims(line: Config) -> dict[str, Any]:
     return {
         key: value
         for key, value in meaning(line).items()
-        if key.startswith(("model.", "training.", "scale.", "decoding."))
+        if key.startswith(("model.", "fidelity.", "training.", "scale.", "decoding."))
     }

@@ -49,6 +49,22 @@ class Model:
 
 
 @dataclass
+class Fidelity:
+    """Whose Transformer: the paper's text, or where it differs the code that its authors released."""
+
+    name: str = _one_of("paper", "released_code")
+    sinusoids: str = _one_of("alternating", "halves")
+    target_space: bool = MISSING
+    zero_start: bool = MISSING
+    embedding_rows: int = _number(0, 1_000_000)
+
+    def rows(self, pieces: int) -> int:
+        """The rows of the embedding for a vocabulary of so many pieces."""
+        # Paper: a shared vocabulary of about 37 000 (5.1); the released code rounds its matrix up to 40 960 rows
+        return max(pieces, self.embedding_rows)
+
+
+@dataclass
 class Training:
     """Section 5: the one recipe of all rows."""
 
@@ -139,6 +155,16 @@ class Bench:
 
 
 @dataclass
+class Plan:
+    """The hardware that `aiayn plan` reckons with."""
+
+    gpu: str = _one_of("a100", "h100", "h200", "b200", "l40s", "rtx4090")
+    gpus: int = _number(1, 100_000)
+    efficiency: float | None = _number(0.001, 1.0)
+    price_per_hour: float | None = _number(0.0, 1e6)
+
+
+@dataclass
 class Paper:
     """The row's own figures in Table 3."""
 
@@ -154,6 +180,7 @@ class Config:
     experiment: str = _name()
     seed: int = _number(0, 2**31 - 1)
     model: Model = field(default_factory=Model)
+    fidelity: Fidelity = field(default_factory=Fidelity)
     training: Training = field(default_factory=Training)
     data: Data = field(default_factory=Data)
     scale: Scale = field(default_factory=Scale)
@@ -161,6 +188,7 @@ class Config:
     decoding: Decoding = field(default_factory=Decoding)
     wandb: Wandb = field(default_factory=Wandb)
     bench: Bench = field(default_factory=Bench)
+    plan: Plan = field(default_factory=Plan)
     paper: Paper = field(default_factory=Paper)
     output: str = MISSING
     prepared: str = MISSING
@@ -176,6 +204,7 @@ MEANING = frozenset(
         *("experiment", "seed", "tokenizer"),
         *(f"model.{key}" for key in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout")),
         "model.learned_positions",
+        *(f"fidelity.{key}" for key in ("name", "sinusoids", "target_space", "zero_start", "embedding_rows")),
         *(f"training.{key}" for key in ("max_steps", "warmup_steps", "tokens_per_update", "label_smoothing")),
         *(f"training.{key}" for key in ("learning_rate_factor", "adam_beta1", "adam_beta2", "adam_epsilon")),
         *(f"data.{key}" for key in ("name", "vocab_size", "max_length", "source_language", "target_language")),
@@ -195,6 +224,7 @@ HARMLESS = frozenset(
         "hardware.tokens_per_micro_batch",
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
         *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "output")),
+        *(f"plan.{key}" for key in ("gpu", "gpus", "efficiency", "price_per_hour")),
         *(f"paper.{key}" for key in ("ppl", "bleu", "params_millions")),
         *("output", "prepared", "split", "average", "format"),
     }
@@ -214,6 +244,11 @@ def checked(config: Config) -> Config:
     if config.model.d_model % 2:
         raise ConfigError(
             f"model.d_model={config.model.d_model}: must be even (sinusoids come in pairs); change it or scale.width"
+        )
+    if 0 < config.fidelity.embedding_rows < config.data.vocab_size:
+        raise ConfigError(
+            f"fidelity.embedding_rows={config.fidelity.embedding_rows}: must be at least"
+            f" data.vocab_size={config.data.vocab_size}, or 0 for as many rows as pieces"
         )
     if config.training.tokens_per_update < config.data.max_length:
         raise ConfigError(
@@ -237,7 +272,7 @@ def in_range(config: Config) -> Config:
             raise ConfigError(
                 f"{key}={value!r}: must be 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit"
             )
-        if "low" in meta and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
+        if "low" in meta and value is not None and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
             upper = f"below {meta['below']:g}" if meta["below"] < math.inf else f"at most {meta['high']:g}"
             raise ConfigError(
                 f"{key}={value}: must be at least {meta['low']:g}" + (f" and {upper}" if "inf" not in upper else "")
@@ -259,7 +294,7 @@ def leaves(part: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
 
 def nearest(key: str) -> str:
     """A hint at the known key that is spelt most like `key`, or where to find them all."""
-    known = [name for name, _, _ in leaves(Config())] + ["experiment", "data", "scale", "hardware"]
+    known = [name for name, _, _ in leaves(Config())] + ["experiment", "data", "scale", "fidelity", "hardware"]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
     if not close:
         close = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]

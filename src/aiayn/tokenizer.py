@@ -49,8 +49,12 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047 between spaces."""
-        return [_unescape(self._processor.decode([int(token) for token in sentence])) for sentence in ids]
+        """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047 between spaces.
+
+        Ids that are no piece are silent too: a model may have more embedding rows than there are pieces.
+        """
+        known = ([int(token) for token in sentence if token < self.vocab_size] for sentence in ids)
+        return [_unescape(self._processor.decode(sentence)) for sentence in known]
 
 
 def learn(lines: Iterable[str], vocab_size: int, model: Path) -> None:

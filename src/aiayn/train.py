@@ -24,7 +24,7 @@ from aiayn import checkpoint, config, jobs, storage
 from aiayn.callbacks import LOG_SECONDS, Bar, Dev, Record, Save
 from aiayn.corpus import DataError
 from aiayn.dataset import Dataset
-from aiayn.evaluate import build, evaluate, teacher_forced_nats
+from aiayn.evaluate import build, evaluate, parameters, teacher_forced_nats
 from aiayn.lightning_data import LightningUpdates
 from aiayn.lightning_model import LightningTransformer, NonFinite
 from aiayn.prepare import prepare
@@ -232,13 +232,6 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):  # the run goes on without W&B
             installed[name] = metadata.version(name)
     return installed
-
-
-def parameters(run: Config, vocab_size: int) -> int:
-    """Trainable parameters with so many embedding rows, counted on a model without storage."""
-    with torch.device("meta"):
-        model = build(run, vocab_size)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def main(folder: Path) -> int:

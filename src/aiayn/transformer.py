@@ -142,18 +142,19 @@ class Cache:
 class Sinusoids(nn.Module):
     """Positional encoding of section 3.5; positions are computed for as long a sentence as ever came."""
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: int, in_halves: bool = False) -> None:
         super().__init__()
         if d_model % 2:
             raise ValueError(f"model.d_model is {d_model}, but sinusoids are pairs of sine and cosine: make it even")
         self.d_model = d_model
+        self.make = sinusoids_in_halves if in_halves else sinusoids
         self.register_buffer("table", torch.empty(0, d_model), persistent=False)
         self.table: Tensor
 
     def forward(self, positions: Tensor, max_length: int) -> Tensor:
         """Positions below `max_length` (...) as (..., D)."""
         if max_length > len(self.table):
-            self.table = sinusoids(max_length, self.d_model).to(self.table)
+            self.table = self.make(max_length, self.d_model).to(self.table)
         return F.embedding(positions, self.table)
 
 
@@ -161,8 +162,16 @@ def sinusoids(length: int, d_model: int) -> Tensor:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = the cosine (3.5), as (length, D) float64."""
     wavelengths = 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) / wavelengths
-    # Paper: sines and cosines alternate (3.5); the released code has all sines first, the same up to a permutation
+    # Paper: sines and cosines alternate (3.5); the released code has all sines first, and wavelengths a little longer
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)
+
+
+def sinusoids_in_halves(length: int, d_model: int) -> Tensor:
+    """The same as the released code has them: all sines, then all cosines; the last wavelength is 10000 * 2 pi."""
+    # Paper: the exponent 2i / d_model never reaches 1 (3.5), though the text beside it says 10000 * 2 pi as well
+    wavelengths = torch.logspace(0, 4, d_model // 2, dtype=torch.float64)
+    angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) / wavelengths
+    return torch.cat((angles.sin(), angles.cos()), 1)
 
 
 class LearnedPositions(nn.Embedding):
@@ -175,7 +184,10 @@ class LearnedPositions(nn.Embedding):
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder of N layers each, and one embedding for source, target and softmax (3.4)."""
+    """Encoder and decoder of N layers each, and one embedding for source, target and softmax (3.4).
+
+    The last three arguments turn it into the Transformer of the released code, where that differs from the paper.
+    """
 
     def __init__(
         self,
@@ -190,6 +202,9 @@ class Transformer(nn.Module):
         learned_positions: bool,
         max_length: int,
         vocab_size: int,
+        sinusoids_in_halves: bool = False,
+        target_space: bool = False,
+        zero_start: bool = False,
     ) -> None:
         super().__init__()
         self.d_model = d_model
@@ -199,13 +214,18 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(vocab_size, d_model)
         # Paper: silent on row E's tables; one for each side, as the released code had them later
         self.source_positions, self.target_positions = (
-            LearnedPositions(max_length, d_model) if learned_positions else Sinusoids(d_model) for _ in range(2)
+            LearnedPositions(max_length, d_model) if learned_positions else Sinusoids(d_model, sinusoids_in_halves)
+            for _ in range(2)
         )
         self.dropout = Dropout(dropout)
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 # Paper: silent; the released code's initialisation, which has unit variance times sqrt(d_model)
                 nn.init.normal_(module.weight, std=d_model**-0.5)
+        # Paper: none; the released code learns a vector for each kind of target and uses the one of its corpus: the
+        # first here, since with one kind of target they are all alike
+        self.target_spaces = nn.Parameter(nn.init.xavier_uniform_(torch.empty(32, d_model))) if target_space else None
+        self.zero_start = zero_start
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits (T, vocabulary) of each target token, given the source and the target tokens before it."""
@@ -220,7 +240,10 @@ class Transformer(nn.Module):
     def encode(self, source: Tensor, sentences: Sentences) -> Tensor:
         """The source (S,) as memory (S, D)."""
         source = F.pad(source, (0, sentences.rows - sentences.tokens))
-        x = self._embed(source, self.source_positions(sentences.positions, sentences.max_length))
+        positions = self.source_positions(sentences.positions, sentences.max_length)
+        if self.target_spaces is not None:
+            positions = positions + self.target_spaces[0]
+        x = self._embed(source, positions)
         for layer in self.encoder:
             x = layer(x, sentences)
         return x
@@ -228,7 +251,8 @@ class Transformer(nn.Module):
     def decode(self, target_input: Tensor, sentences: Sentences, memory: Tensor, memory_sentences: Sentences) -> Tensor:
         """The target shifted right (T,) and the memory (S, D) as (T, D)."""
         target_input = F.pad(target_input, (0, sentences.rows - sentences.tokens))
-        x = self._embed(target_input, self.target_positions(sentences.positions, sentences.max_length))
+        positions = self.target_positions(sentences.positions, sentences.max_length)
+        x = self._embed(target_input, positions, self._starts(sentences.positions))
         causal = causal_mask(sentences.max_length, x.device)
         for layer in self.decoder:
             x = layer(x, memory, sentences, memory_sentences, causal)
@@ -257,11 +281,19 @@ class Transformer(nn.Module):
         """
         position = torch.tensor([cache.steps], device=tokens.device)
         cache.steps += 1
-        x = self._embed(tokens, self.target_positions(position, cache.steps))
+        x = self._embed(tokens, self.target_positions(position, cache.steps), self._starts(position))
         for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
             x = layer.step(x, layer_cache, cache.memory_mask)
         return self.logits(x)
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(self.embedding(tokens) * self.d_model**0.5 + positions)  # type: ignore[no-any-return]
+    def _embed(self, tokens: Tensor, positions: Tensor, empty: Tensor | None = None) -> Tensor:
+        """Tokens (...) and positions (..., D) as (..., D); `empty` (..., 1) says where no token stands."""
+        x = self.embedding(tokens) * self.d_model**0.5
+        if empty is not None:
+            x = x.masked_fill(empty, 0)
+        return self.dropout(x + positions)  # type: ignore[no-any-return]
+
+    def _starts(self, positions: Tensor) -> Tensor | None:
+        # Paper: silent on the first input of the decoder (3.1); the released code has zeros in place of an embedding
+        return (positions == 0).unsqueeze(-1) if self.zero_start else None

@@ -120,10 +120,15 @@ def missing(corpus: Corpus, folder: Path) -> list[str]:
     return [remote.name for remote in corpus.archives if not (folder / remote.name).is_file()]
 
 
-def estimate(corpus: Corpus, archives: Path, prepared: Path) -> str:
-    """What is still to be downloaded and what will be prepared; StorageError when the disk is too small for both."""
+def needed(corpus: Corpus, archives: Path) -> tuple[int, int]:
+    """Bytes that are still to be downloaded, and about what the prepared corpus will take."""
     to_come = sum(download.missing_bytes(remote, archives) for remote in corpus.archives)
-    encoded = corpus.pairs * PREPARED_BYTES_A_PAIR
+    return to_come, corpus.pairs * PREPARED_BYTES_A_PAIR
+
+
+def estimate(corpus: Corpus, archives: Path, prepared: Path) -> str:
+    """A sentence on both, and on what is free; StorageError when the disk is too small."""
+    to_come, encoded = needed(corpus, archives)
     free = storage.free_bytes(prepared)
     sizes = f"{_size(to_come)} to download, about {_size(encoded)} prepared"
     if free < to_come + encoded:

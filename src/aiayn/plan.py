@@ -1,0 +1,319 @@
+"""`aiayn plan`: what the rows will take on the hardware named, and whether everything they need is there."""
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiayn import config, flops, jobs, launcher, prepare, wmt
+from aiayn.corpus import read_pairs
+from aiayn.dataset import Dataset
+from aiayn.evaluate import parameters
+from aiayn.schema import ROWS, Config, ConfigError, Model
+from aiayn.storage import free_bytes
+
+GIGA = 1e9
+# CUDA's own context and the workspaces of its matrix products
+CONTEXT_BYTES = 1.5e9
+# Weights, gradient and Adam's two moments in fp32; a checkpoint has no gradient
+STATE_BYTES, CHECKPOINT_BYTES = 16, 12
+# A line of metrics.jsonl, and W&B's own record of it
+UPDATE_BYTES = 600
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is known of the text: token-weighted mean lengths, training tokens, bytes on disk still to be written."""
+
+    source_length: float = flops.LENGTH
+    target_length: float = flops.LENGTH
+    vocab_size: int | None = None
+    target_tokens: int | None = None
+    to_write: float = 0.0
+    found: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run and what it takes."""
+
+    name: str  # the row's, with a hash when it has overrides of its own
+    run: Config
+    parameters: int
+    flops: float
+    memory: float  # bytes on each device
+    seconds: float  # of one device
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens of the whole training, at most."""
+        return self.run.training.max_steps * self.run.training.tokens_per_update
+
+    @property
+    def checkpoint(self) -> float:
+        """Bytes of one checkpoint."""
+        return float(CHECKPOINT_BYTES * self.parameters)
+
+    @property
+    def disk(self) -> float:
+        """Bytes of the finished run folder."""
+        training = self.run.training
+        kept = min(training.keep_checkpoints, -(-training.max_steps // training.checkpoint_every))
+        return kept * self.checkpoint + UPDATE_BYTES * training.max_steps
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A row at work on some devices, in seconds from the start."""
+
+    row: Row
+    devices: tuple[int, ...]
+    start: float
+    end: float
+
+
+def rows(run: Config) -> list[Config]:
+    """The 20 rows with the data, scale and hardware of `run`; only `run` itself when it has overrides of its own."""
+    if config.variation(run):
+        return [run]
+    return [config.row(name, run) for name in ROWS]
+
+
+def estimate(run: Config, corpus: Corpus) -> Row:
+    """What a run takes. ConfigError for a precision of which no peak is known."""
+    hardware, training = run.hardware, run.training
+    if hardware.accelerator == "gpu" and hardware.precision != "bf16-mixed":
+        raise ConfigError(
+            f"hardware.precision={hardware.precision}: of the GPUs only the peak in bf16-mixed is known; plan with that"
+        )
+    pieces = run.fidelity.rows(corpus.vocab_size or run.data.vocab_size)
+    tokens = training.max_steps * training.tokens_per_update
+    work = flops.training_flops(run.model, pieces, tokens, tokens, corpus.source_length, corpus.target_length)
+    device = flops.device(hardware, run.plan.gpu)
+    efficiency = run.plan.efficiency or device.efficiency
+    rate = device.peak * flops.TERA * efficiency * (hardware.threads if hardware.accelerator == "cpu" else 1)
+    count = parameters(run, pieces)
+    return Row(
+        run.experiment + config.variation(run), run, count, work, memory(run, count, pieces, corpus), work / rate
+    )
+
+
+def memory(run: Config, count: int, embedding_rows: int, corpus: Corpus) -> float:
+    """Bytes on each device at the widest point of a micro-batch, an estimate: padding and fragments do not count."""
+    gpu, hardware = run.hardware.accelerator == "gpu", run.hardware
+    narrow, mask = {"bf16-mixed": (2, 1), "32-true": (4, 4), "64-true": (8, 8)}[hardware.precision]
+    wide = max(narrow, 4)
+    tokens = min(hardware.tokens_per_micro_batch, run.training.tokens_per_update)
+    activations = saved_bytes(run.model, narrow, wide, mask if gpu else wide, corpus) * tokens
+    states = count * STATE_BYTES * wide / 4 + (2 * count if narrow == 2 else 0)
+    # The logits of a part, once as they come and once wide, and the gradient of the embedding
+    part = min(tokens, 4096 if gpu else 512)
+    loss = part * embedding_rows * (narrow + wide) + embedding_rows * run.model.d_model * wide
+    return states + activations + loss + (CONTEXT_BYTES if gpu else 0)
+
+
+def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: Corpus) -> float:
+    """What the forward pass keeps for the backward pass, for one source and one target token.
+
+    `narrow` bytes has a number in matrix products, `wide` in sums and norms, `mask` an element of a dropout's mask.
+    """
+    d, h = model.d_model, model.num_heads
+    keys_and_values = h * (model.d_k + model.d_v)
+    dropout = mask * d if model.dropout else 0
+    norm = wide * (d + 2) + dropout
+    feed_forward = narrow * (d + model.d_ff) + norm
+
+    def attention(length: float) -> float:
+        """The heads' input, queries, keys and values, weights, the heads, and the norm."""
+        return narrow * (d + h * (model.d_k + length + model.d_v)) + norm
+
+    encoder = attention(corpus.source_length) + narrow * keys_and_values + feed_forward
+    decoder = attention(corpus.target_length) + narrow * keys_and_values + feed_forward
+    to_memory = attention(corpus.source_length) + narrow * keys_and_values
+    # Each layer makes its own narrow copy of the encoder's output
+    memory = narrow * d * (model.num_layers if narrow < wide else 1)
+    embeddings, loss = 2 * dropout, narrow * d
+    return model.num_layers * (encoder + decoder + to_memory) + memory + embeddings + loss
+
+
+def schedule(rows: list[Row], devices: dict[str, int], available: int) -> list[Turn]:
+    """Who works where and when, longest first: each row takes the devices that are free first.
+
+    An update that several devices share is taken to be as much faster: what they tell each other is not counted.
+    """
+    free = [(0.0, number) for number in range(available)]
+    turns = []
+    for row in sorted(rows, key=lambda row: -row.seconds / devices[row.name]):
+        taken = [heapq.heappop(free) for _ in range(devices[row.name])]
+        start = max(time for time, _ in taken)
+        end = start + row.seconds / len(taken)
+        turns.append(Turn(row, tuple(sorted(number for _, number in taken)), start, end))
+        for _, number in taken:
+            heapq.heappush(free, (end, number))
+    return turns
+
+
+def best_schedule(rows: list[Row], each: int, available: int) -> list[Turn]:
+    """The schedule with `each` devices a row, and more for the longest row as long as the whole ends sooner by it."""
+    devices = {row.name: each for row in rows}
+    best = schedule(rows, devices, available)
+    while True:
+        longest = max(rows, key=lambda row: row.seconds / devices[row.name]).name
+        if devices[longest] == available or rows[0].run.hardware.accelerator == "cpu":
+            return best
+        devices[longest] += 1
+        tried = schedule(rows, devices, available)
+        if length(tried) >= length(best):
+            return best
+        best = tried
+
+
+def length(turns: list[Turn]) -> float:
+    """Seconds until the last row ends."""
+    return max(turn.end for turn in turns)
+
+
+def corpus_of(run: Config) -> Corpus:
+    """The corpus, every byte of it checked: prepared, or still the text alone.
+
+    Raises ConfigError for text that cannot be had, DataError for text or prepared data that is damaged.
+    """
+    if (prepare.folder(run) / "manifest.json").exists():
+        return _prepared(prepare.prepare(run, lambda message: None))
+    prepare.check(run)
+    remote = prepare.downloaded(run.data)
+    if remote:
+        to_come, encoded = wmt.needed(remote, prepare.archives(run))
+        found = f"about {remote.pairs:,} pairs, {to_come / GIGA:.1f} GB to download"
+        return Corpus(to_write=to_come + encoded, found=f"{found}; not prepared yet: lengths are assumed")
+    counts, characters = [], 0
+    for split, (files,) in prepare.sources(run.data).items():
+        dropped = Counter[str]() if split == "train" else None
+        lines = 0
+        for source, target in read_pairs(files, dropped):
+            lines += 1
+            characters += len(source) + len(target)
+        left = f" ({dropped.total()} dropped)" if dropped else ""
+        counts.append(f"{split} {lines:,} pairs{left}")
+    # Ids of 2 bytes for pieces of 4 characters or so
+    return Corpus(to_write=characters / 2, found=f"{', '.join(counts)}; not prepared yet: lengths are assumed")
+
+
+def _prepared(dataset: Dataset) -> Corpus:
+    pairs = dataset.pairs("train")
+    source_length, target_length = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
+    counts = ", ".join(f"{split} {part['kept']:,} pairs" for split, part in dataset.manifest["splits"].items())
+    found = f"{counts}; prepared, every file as its SHA-256 says"
+    return Corpus(
+        source_length, target_length, dataset.tokenizer.vocab_size, int(pairs.target_lengths.sum()), 0.0, found
+    )
+
+
+def disk(planned: list[Row], corpus: Corpus, available: int) -> float:
+    """Bytes still to be written: what finished runs keep, and one checkpoint more of each that is at work."""
+    left = [row for row in planned if not jobs.is_finished(row.run)]
+    being_written = sorted((row.checkpoint for row in left), reverse=True)[:available]
+    return sum(row.disk for row in left) + sum(being_written) + corpus.to_write
+
+
+def refusals(planned: list[Row], needed: float) -> list[str]:
+    """Everything that would stop a run later: folders of other runs, too little memory, too little disk."""
+    found = []
+    for row in planned:
+        try:
+            jobs.check_folder(row.run)
+        except ConfigError as error:
+            found.append(str(error))
+        limit = flops.device(row.run.hardware, row.run.plan.gpu).memory
+        if limit and row.memory > limit * GIGA:
+            found.append(
+                f"hardware.tokens_per_micro_batch={row.run.hardware.tokens_per_micro_batch}: {row.name} takes about"
+                f" {row.memory / GIGA:.1f} GB, a {row.run.plan.gpu} has {limit:g}; lower it"
+            )
+    run = planned[0].run
+    free = free_bytes(Path(run.output))
+    if needed > free:
+        found.append(
+            f"output={run.output}: the runs take about {needed / GIGA:.1f} GB and {free / GIGA:.1f} are free there;"
+            " give another output, or lower training.keep_checkpoints"
+        )
+    return found
+
+
+def main(run: Config) -> None:
+    """Prints the plan, then raises what stands in its way: ConfigError, or DataError for damaged text."""
+    failure: ValueError | None = None
+    try:
+        corpus = corpus_of(run)
+    except ValueError as error:
+        failure, corpus = error, Corpus(found=f"REFUSED: {error}")
+    planned = [estimate(row, corpus) for row in rows(run)]
+    hardware = run.hardware
+    available = run.plan.gpus if hardware.accelerator == "gpu" else launcher.room(hardware) * hardware.devices
+    if hardware.devices > available:
+        raise ConfigError(f"plan.gpus={available}: must be at least hardware.devices={hardware.devices}")
+    turns = best_schedule(planned, hardware.devices, available)
+    needed = disk(planned, corpus, available)
+    print("\n".join(text(planned, turns, corpus, available, needed)))
+    refused = refusals(planned, needed)
+    for line in refused:
+        print(f"REFUSED: {line}")
+    if failure:
+        raise failure
+    if refused:
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        raise ConfigError(refused[0] + more)
+    print("Nothing stands in the way: configuration, data, memory and disk are checked.")
+
+
+def duration(seconds: float) -> str:
+    """Hours, or minutes for less than two of them."""
+    return f"{seconds / 3600:,.1f} h" if seconds >= 7200 else f"{seconds / 60:.1f} min"
+
+
+def text(planned: list[Row], turns: list[Turn], corpus: Corpus, available: int, needed: float) -> list[str]:
+    """The plan as lines."""
+    run = planned[0].run
+    device, of = flops.device(run.hardware, run.plan.gpu), run.hardware.accelerator
+    unit = run.plan.gpu if of == "gpu" else "CPU core"
+    basis = f"{run.plan.efficiency:.0%}, given" if run.plan.efficiency else f"{device.efficiency:.0%}, {device.basis}"
+    price = run.plan.price_per_hour
+    shared = {turn.row.name: len(turn.devices) for turn in turns}
+    head = ["row", "params M", "FLOP", "steps", "tokens M", "GB", "devices", "on one", "on all"]
+    head += ["cost"] if price is not None else []
+    lines = []
+    for row in planned:
+        cells = [row.name, f"{row.parameters / 1e6:.2f}", flops.power(row.flops), f"{row.run.training.max_steps:,}"]
+        cells += [f"{row.tokens / 1e6:,.1f}", f"{row.memory / GIGA:.2f}", str(shared[row.name])]
+        cells += [duration(row.seconds), duration(row.seconds / shared[row.name])]
+        lines.append(cells + ([f"{row.seconds / 3600 * price:,.2f}"] if price is not None else []))
+    total = sum(row.seconds for row in planned)
+    whole = ["all", "", flops.power(sum(row.flops for row in planned)), ""]
+    whole += [f"{sum(row.tokens for row in planned) / 1e6:,.1f}", "", "", duration(total), duration(length(turns))]
+    lines.append(whole + ([f"{total / 3600 * price:,.2f}"] if price is not None else []))
+    widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
+    table = [
+        "  ".join(cell.rjust(width) if number else cell.ljust(width) for number, (cell, width) in enumerate(pairs))
+        for pairs in (list(zip(line, widths, strict=True)) for line in [head, *lines])
+    ]
+    data = config.corpus_name(run)
+    known = "of the prepared corpus" if corpus.vocab_size else "assumed"
+    epochs = f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of base" if corpus.target_tokens else ""
+    free = free_bytes(Path(run.output)) / GIGA
+    queues: list[list[str]] = [[] for _ in range(available)]
+    for turn in turns:
+        for number in turn.devices:
+            queues[number].append(f"{turn.row.name} until {duration(turn.end)}")
+    return [
+        f"Plan at scale {run.scale.name} on {data}: {len(planned)} rows, one seed each, nothing is trained",
+        *table,
+        f"{available} x {unit}: peak {device.peak:g} TFLOP/s, of which training sustains {basis}.",
+        f"Lengths {known}: {corpus.source_length:.1f} source and {corpus.target_length:.1f} target tokens,"
+        f" weighted by tokens{epochs}.",
+        "GB: on each device, estimated. Left out: evaluation, start-up, what devices that share a row tell each other.",
+        *(["Cost: give plan.price_per_hour of one device."] if price is None else []),
+        f"Disk: {needed / GIGA:.2f} GB to be written, {free:.1f} GB free for output={run.output}.",
+        f"Data: {corpus.found}.",
+        "Schedule, longest first; a row on several devices is trained with hardware.devices=..., as many:",
+        *(f"  {unit} {number}: {', '.join(queue) or 'idle'}" for number, queue in enumerate(queues)),
+    ]

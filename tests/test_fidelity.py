@@ -1,0 +1,166 @@
+"""`fidelity=released_code`: each of its four differences by itself, against what the released code computes."""
+
+import dataclasses
+import json
+import math
+from itertools import accumulate, chain
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aiayn import config, evaluate, schema, storage, train
+from aiayn.batching import Batch
+from aiayn.transformer import Transformer, sinusoids, sinusoids_in_halves
+
+BOS, EOS, VOCAB = 2, 3, 23
+SOURCES, TARGETS = [[5, 7, 11, EOS], [13, EOS]], [[8, EOS], [10, 12, 13, 4, EOS]]
+DIFFERENCES = ("sinusoids=halves", "target_space=true", "zero_start=true", "embedding_rows=40960")
+
+
+def transformer(**fidelity: bool) -> Transformer:
+    torch.manual_seed(17)
+    sizes = {"num_layers": 2, "d_model": 14, "d_ff": 19, "num_heads": 3, "d_k": 5, "d_v": 7, "dropout": 0.0}
+    model = Transformer(**sizes, learned_positions=False, max_length=7, vocab_size=VOCAB, **fidelity)
+    return model.double().eval()
+
+
+def pack(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
+    return torch.tensor([*chain(*sentences)]), torch.tensor([0, *accumulate(map(len, sentences))])
+
+
+def batch() -> Batch:
+    (source, source_offsets), (target, target_offsets) = pack(SOURCES), pack(TARGETS)
+    target_input, _ = pack([[BOS, *target[:-1]] for target in TARGETS])
+    return Batch(source, target, target_input, source_offsets, target_offsets)
+
+
+def test_the_paper_is_the_default_everywhere() -> None:
+    assert config.compose_row().fidelity.name == "paper"
+    assert {row.fidelity.name for row in config.rows().values()} == {"paper"}
+    plain, explicit = transformer(), transformer(sinusoids_in_halves=False, target_space=False, zero_start=False)
+    assert torch.equal(plain(batch()), explicit(batch()))
+    released = transformer(sinusoids_in_halves=True, target_space=True, zero_start=True)
+    assert not torch.allclose(plain(batch()), released(batch()), atol=1e-3)  # control
+    # What both have starts from the same numbers
+    both = dict(released.named_parameters())
+    assert all(torch.equal(parameter, both.pop(name)) for name, parameter in plain.named_parameters())
+    assert list(both) == ["target_spaces"]
+
+
+def test_sinusoids_in_halves_are_the_released_code_s_channel_by_channel() -> None:
+    """num_timescales = channels // 2; increment = ln(1e4) / (num_timescales - 1); all sines, then all cosines."""
+    length, channels = 7, 10
+    increment = math.log(1e4) / (channels // 2 - 1)
+    for position, row in enumerate(sinusoids_in_halves(length, channels)):
+        angles = [position * math.exp(-i * increment) for i in range(channels // 2)]
+        expected = [*map(math.sin, angles), *map(math.cos, angles)]
+        torch.testing.assert_close(row, torch.tensor(expected, dtype=torch.float64))
+    # Control: no permutation of the paper's
+    assert not torch.allclose(
+        sinusoids(length, channels).sort(1).values, sinusoids_in_halves(length, channels).sort(1).values, atol=1e-3
+    )
+
+
+def test_both_sides_have_the_sinusoids_in_halves() -> None:
+    model = transformer(sinusoids_in_halves=True)
+    for positions in (model.source_positions, model.target_positions):
+        torch.testing.assert_close(positions(torch.arange(5), 5), sinusoids_in_halves(5, 14))
+
+
+def test_the_target_space_vector_is_added_to_every_source_position_and_nowhere_else() -> None:
+    model, plain = transformer(target_space=True), transformer()
+    vector = model.target_spaces[0].detach()
+
+    class Shifted(nn.Module):
+        """The paper's positions of the source, with the vector added by hand."""
+
+        def forward(self, positions: Tensor, max_length: int) -> Tensor:
+            return sinusoids(max_length, 14)[positions] + vector
+
+    assert not torch.allclose(model(batch()), plain(batch()))  # control
+    plain.source_positions = Shifted()
+    torch.testing.assert_close(model(batch()), plain(batch()))
+
+
+def test_the_target_spaces_are_32_of_which_one_is_learned_and_start_glorot_uniform() -> None:
+    model = transformer(target_space=True)
+    assert model.target_spaces.shape == (32, 14)
+    model(batch()).logsumexp(1).sum().backward()
+    assert [i for i, row in enumerate(model.target_spaces.grad) if row.any()] == [0]
+    bound = math.sqrt(6 / (32 + 14))
+    assert 0.95 * bound < model.target_spaces.detach().abs().max() <= bound
+
+
+def test_the_decoder_starts_with_zeros_and_not_with_the_embedding_of_bos() -> None:
+    for zero_start in (True, False):  # the second is the control
+        model = transformer(zero_start=zero_start)
+        before = model(batch())
+        with torch.no_grad():
+            model.embedding.weight[BOS] += 1
+        moved = model(batch()) != before
+        moved[:, BOS] = False  # as one of the tokens to predict it always counts
+        assert bool(moved.any()) != zero_start
+    model = transformer(zero_start=True)
+    with torch.no_grad():  # an embedding of zeros is what no embedding is
+        model.embedding.weight[BOS] = 0
+        plain = transformer()
+        plain.embedding.weight[BOS] = 0
+    torch.testing.assert_close(model(batch()), plain(batch()))
+
+
+def test_released_code_one_token_at_a_time_equals_all_at_once() -> None:
+    model = transformer(sinusoids_in_halves=True, target_space=True, zero_start=True)
+    source, offsets = pack(SOURCES)
+    target = [8, 4, 6, 10, 9, EOS]
+    together, target_offsets = pack([target] * 2)
+    target_input, _ = pack([[BOS, *target[:-1]]] * 2)
+    expected = model(Batch(source, together, target_input, offsets, target_offsets)).unflatten(0, (2, -1))
+    cache = model.start(source, offsets)
+    for t, token in enumerate([BOS, *target[:-1]]):
+        logits = model.step(torch.full((2, 1), token), cache)
+        torch.testing.assert_close(logits[:, 0], expected[:, t])
+
+
+# Millions of parameters of the released code, as worked out apart from this program
+RELEASED = {
+    **{"base": 65.13, "b_dk16": 58.03, "b_dk32": 60.40, "c_n2": 35.70, "c_n4": 50.41, "c_n8": 79.84},
+    **{"c_dmodel256": 27.86, "c_dmodel1024": 167.98, "c_dff1024": 52.53, "c_dff4096": 90.32, "big": 218.3},
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_row_has_the_released_code_s_millions_of_parameters_and_rounds_to_the_paper_s(name: str) -> None:
+    run = config.compose_row(f"experiment={name}", "fidelity=released_code", "scale=paper", "data=wmt14_en_de")
+    count = evaluate.parameters(run, run.data.vocab_size) / 1e6
+    assert count == pytest.approx(RELEASED[name], abs=0.05 if name == "big" else 0.005)
+    plain = config.compose_row(f"experiment={name}", "scale=paper", "data=wmt14_en_de")
+    assert evaluate.parameters(plain, plain.data.vocab_size) / 1e6 < count - 1  # control
+
+
+@pytest.mark.usefixtures("signals")
+def test_more_rows_than_pieces_train_and_decode_and_fewer_are_refused(toy) -> None:
+    run = config.compose_row(*toy, "fidelity=released_code", "training.max_steps=1")
+    folder = config.run_folder(run)
+    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    train.train(run, folder)
+    model, dataset, _ = evaluate.trained(run)
+    assert (len(model.embedding.weight), dataset.tokenizer.vocab_size) == (40_960, 25)
+    assert json.loads((folder / "result.json").read_text())["params"] == evaluate.parameters(run, 25)
+    # A row without a piece is silent, whatever stands beside it
+    known = dataset.tokenizer.encode(["1 2 3"])[0].tolist()
+    assert dataset.tokenizer.decode([[*known[:2], 25, 40_959, *known[2:]], [30_000]]) == ["1 2 3", ""]
+    with pytest.raises(schema.ConfigError, match=r"fidelity\.embedding_rows=24: must be at least data\.vocab_size=25"):
+        config.compose_row(*toy, "fidelity.embedding_rows=24")
+
+
+def test_every_difference_makes_another_run_with_a_folder_of_its_own() -> None:
+    plain = config.compose_row()
+    runs = [config.compose_row(f"fidelity.{difference}") for difference in DIFFERENCES]
+    runs.append(config.compose_row("fidelity=released_code"))
+    folders = {config.run_folder(run) for run in [plain, *runs]}
+    assert len(folders) == 6
+    assert config.run_folder(plain).parts[-2] == "base"
+    assert all(schema.meaning(run) != schema.meaning(plain) for run in runs)
+    whole = config.compose_row(*(f"fidelity.{difference}" for difference in DIFFERENCES))
+    assert dataclasses.replace(whole.fidelity, name="released_code") == runs[-1].fidelity  # these four and no other

@@ -1,0 +1,250 @@
+"""`aiayn plan`: its figures are those of real models and of a table made by hand; what would fail later fails now."""
+
+import dataclasses
+import functools
+import itertools
+import os
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiayn import config, flops, plan, results
+from aiayn.batching import Batch
+from aiayn.corpus import DataError
+from aiayn.evaluate import parameters
+from aiayn.loss import label_smoothed_cross_entropy
+from aiayn.transformer import Transformer
+
+ON_A_GPU = ("scale=paper", "data=wmt14_en_de", "hardware=gpu")
+# One H200 that sustains 790 TFLOP/s
+AT_790 = (*ON_A_GPU, "plan.efficiency=0.79846", "plan.gpus=1")
+# Millions of parameters, TFLOP a step, minutes of one H200 at 790 TFLOP/s; worked out apart from this program
+THE_WORK = {
+    "base": (63.05, 9.54, 20),
+    "b_dk16": (55.97, 8.44, 18),
+    "c_n2": (33.64, 5.07, 11),
+    "c_n8": (77.75, 11.77, 25),
+    "c_dmodel256": (26.82, 4.06, 9),
+    "c_dmodel1024": (163.82, 24.74, 52),
+    "big": (214.17, 32.29, 204),
+}
+
+
+def planned(*overrides: str) -> list[plan.Row]:
+    return [plan.estimate(run, plan.Corpus()) for run in plan.rows(config.compose_row(*overrides))]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
+    plan.main(config.compose_row(*overrides))
+    return capsys.readouterr().out
+
+
+def test_the_rows_take_what_the_table_of_the_work_says() -> None:
+    rows = {row.name: row for row in planned(*AT_790)}
+    assert len(rows) == 20
+    for name, (millions, tera, minutes) in THE_WORK.items():
+        row = rows[name]
+        assert row.parameters / 1e6 == pytest.approx(millions, rel=1e-3)  # that table leaves out attention's biases
+        assert row.flops / row.run.training.max_steps / 1e12 == pytest.approx(tera, abs=0.006)
+        assert row.seconds / 60 == pytest.approx(minutes, abs=0.51)
+    assert sum(row.flops for row in rows.values()) == pytest.approx(2.84e19, rel=3e-3)
+    assert sum(row.seconds for row in rows.values()) / 3600 == pytest.approx(10.0, abs=0.05)
+    slower = planned(*AT_790[:-2], "plan.efficiency=0.23954")
+    assert sum(row.seconds for row in slower) / 3600 == pytest.approx(33.2, abs=0.1)  # control: at 30 % of it
+
+
+def test_the_parameters_are_those_of_the_model_that_training_builds() -> None:
+    (row,) = planned("scale=mini", "model.d_ff=800", "data.vocab_size=997")
+    model = Transformer(**vars(row.run.model), max_length=row.run.data.max_length, vocab_size=997)
+    assert row.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert row.parameters != planned("scale=mini", "model.d_ff=900", "data.vocab_size=997")[0].parameters  # control
+
+
+def saved(dropout: float, source: int, target: int) -> tuple[float, float]:
+    """Bytes that torch keeps for the backward pass, weights left out, and what the estimate says; for 64 sentences."""
+    run = config.compose_row("model.d_model=46", "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "scale=paper")
+    sizes = dataclasses.replace(run.model, num_layers=2, d_v=17, dropout=dropout)
+    model = Transformer(**vars(sizes), max_length=13, vocab_size=31).double()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.is_floating_point() and storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    offsets = [torch.arange(65) * length for length in (source, target)]
+    ids = [torch.randint(4, 31, (64 * length,)) for length in (source, target)]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        batch = Batch(ids[0], ids[1], ids[1], *offsets)
+        loss, _ = label_smoothed_cross_entropy(model.hidden(batch), model.embedding.weight, ids[1], 0.1)
+    alive = sum(kept.values()) - 8 * model.embedding.weight.numel()  # its gradient, which grows with no token
+    del loss
+    return alive, plan.saved_bytes(sizes, 8, 8, 8, plan.Corpus(source, target)) * 64 * target
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_is_kept_for_the_backward_pass_is_what_torch_keeps(dropout: float) -> None:
+    alive, expected = saved(dropout, 7, 7)
+    assert expected == alive
+    assert saved(0.1 - dropout, 7, 7)[0] != alive  # control: a mask is seen
+
+
+def test_memory_grows_with_the_micro_batch_and_a_row_that_does_not_fit_is_refused(capsys) -> None:
+    small, large = (
+        plan.estimate(config.compose_row(*ON_A_GPU, f"hardware.tokens_per_micro_batch={tokens}"), plan.Corpus())
+        for tokens in (1_000, 25_000)
+    )
+    assert large.memory > 2 * small.memory > 2 * 16 * small.parameters
+    (*_, big) = planned(*ON_A_GPU, "plan.gpu=rtx4090", "hardware.tokens_per_micro_batch=25000")
+    words = r"tokens_per_micro_batch=25000: big takes about 25.0 GB, a rtx4090 has 24; lower it"
+    assert any(words in line for line in plan.refusals([dataclasses.replace(big, memory=25e9)], 0.0))
+    assert plan.refusals([big], 0.0) == []  # control
+
+
+@functools.cache
+def on_a_gpu() -> list[config.Config]:
+    hardware = config.compose_row("hardware=gpu").hardware
+    return [dataclasses.replace(row, hardware=hardware) for row in config.rows().values()]
+
+
+def fake(seconds: list[float]) -> list[plan.Row]:
+    runs = zip(on_a_gpu(), seconds, strict=False)
+    return [plan.Row(run.experiment, run, 1, 1.0, 1.0, time) for run, time in runs]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.5, 100.0), min_size=1, max_size=20), st.integers(1, 9))
+def test_a_schedule_gives_every_row_its_devices_once_and_none_two_rows_at_a_time(seconds, available) -> None:
+    rows = fake(seconds)
+    draw = random.Random(len(seconds))
+    devices = {row.name: draw.randint(1, available) for row in rows}
+    turns = plan.schedule(rows, devices, available)
+    assert sorted(turn.row.name for turn in turns) == sorted(devices)
+    for turn in turns:
+        assert len(set(turn.devices)) == devices[turn.row.name]
+        assert turn.end - turn.start == pytest.approx(turn.row.seconds / len(turn.devices))
+    for number in range(available):
+        own = sorted((turn.start, turn.end) for turn in turns if number in turn.devices)
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
+    one_each = plan.schedule(rows, dict.fromkeys(devices, 1), available)
+    least = max(max(seconds), sum(seconds) / available)
+    # Longest first ends at most a third later than the best there is, which takes `least` or more
+    assert least <= plan.length(one_each) * (1 + 1e-9) <= least * 2 + 1e-6
+    starts = [turn.row.seconds for turn in one_each]
+    assert starts == sorted(starts, reverse=True)
+    assert plan.length(plan.best_schedule(rows, 1, available)) <= plan.length(one_each)
+
+
+def test_a_schedule_by_hand() -> None:
+    turns = plan.schedule(fake([3, 5, 2, 4]), dict.fromkeys(list(config.rows())[:4], 1), 2)
+    assert [(turn.row.seconds, turn.devices, turn.start, turn.end) for turn in turns] == [
+        *((5, (0,), 0, 5), (4, (1,), 0, 4), (3, (1,), 4, 7), (2, (0,), 5, 7)),
+    ]
+
+
+def test_on_eight_gpus_the_big_row_gets_three_and_on_a_cpu_every_row_what_it_asks_for() -> None:
+    rows = planned(*ON_A_GPU)
+    turns = plan.best_schedule(rows, 1, 8)
+    assert {turn.row.name: len(turn.devices) for turn in turns if len(turn.devices) > 1} == {"big": 3}
+    alone = plan.schedule(rows, {row.name: 1 for row in rows}, 8)
+    assert plan.length(turns) < 0.45 * plan.length(alone)
+    assert {len(turn.devices) for turn in plan.best_schedule(planned("scale=mini"), 1, 2)} == {1}
+
+
+def test_cost_is_the_given_price_of_every_hour_and_there_is_none_without_a_price(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "free_bytes", lambda folder: 10**15)
+    words = ("hardware=gpu", f"output={tmp_path}", f"prepared={tmp_path}")
+    text = printed(capsys, *words, "scale=paper", "plan.price_per_hour=3")
+    total = sum(row.seconds for row in planned("scale=paper", "hardware=gpu")) / 3600 * 3
+    (whole,) = (line for line in text.splitlines() if line.startswith("all "))
+    assert "cost\n" in text
+    assert whole.endswith(f" {total:,.2f}")
+    assert "41%, assumed: " in text
+    without = printed(capsys, *words, "scale=paper", "plan.efficiency=0.5")
+    assert "cost\n" not in without
+    assert "50%, given" in without
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overrides_of_a_row_s_own_are_planned_alone() -> None:
+    assert [row.name for row in planned("experiment=big", "scale=mini")] == list(config.rows())
+    (row,) = planned("experiment=big", "scale=paper", "training.max_steps=17")
+    assert row.name.startswith("big+")
+    assert row.tokens == 17 * 25_000
+
+
+def test_a_prepared_corpus_gives_its_lengths_pieces_and_tokens(finished) -> None:
+    run = config.compose_row(*finished)
+    corpus = plan.corpus_of(run)
+    folder = config.Path(run.prepared) / run.data.name
+    pairs = plan.Dataset.open(folder).pairs("train")
+    lengths = [int(length) for length in pairs.target_lengths]
+    assert corpus.target_length == pytest.approx(sum(length**2 for length in lengths) / sum(lengths))
+    assert corpus.target_length > sum(lengths) / len(lengths)  # control: longer than the plain mean
+    assert (corpus.target_tokens, corpus.vocab_size) == (sum(lengths), 25)
+    assert "prepared, every file" in corpus.found
+
+
+def test_a_corpus_still_to_be_downloaded_is_planned_with_its_archives(tmp_path) -> None:
+    words = ("data=wmt14_en_de", f"prepared={tmp_path}/prepared")
+    corpus = plan.corpus_of(config.compose_row(*words))
+    assert corpus.to_write == 1_695_017_123 + 4_500_000 * 150
+    assert "1.7 GB to download" in corpus.found
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(config.ConfigError, match=r"data\.source=nowhere: holds no training-parallel-europarl-v7\.tgz"):
+        plan.corpus_of(config.compose_row(*words, "data.source=nowhere"))
+
+
+def test_the_disk_estimate_is_what_a_run_leaves(finished) -> None:
+    run = config.compose_row(*finished)
+    folder = config.run_folder(run)
+    files = sum(path.stat().st_size for path in (folder / "checkpoints").glob("*.ckpt"))
+    states = plan.CHECKPOINT_BYTES * parameters(run, 25) * len(list((folder / "checkpoints").glob("*.ckpt")))
+    assert states < files < states + 3 * 64_000  # names and shapes, which a model of real size outweighs
+    lines = (folder / results.METRICS).stat().st_size / run.training.max_steps
+    assert plan.UPDATE_BYTES / 4 < lines < plan.UPDATE_BYTES
+
+
+def test_text_that_is_damaged_is_printed_beside_the_plan_and_then_raised(toy, tmp_path, capsys) -> None:
+    assert "Nothing stands in the way" in printed(capsys, *toy)
+    run = config.compose_row(*toy)
+    torn = tmp_path / "train.source"
+    torn.write_bytes(config.Path(run.data.train_source).read_bytes() + b"one line more\n")
+    with pytest.raises(DataError, match=r"4002 lines, .* has 4001"):
+        plan.main(config.compose_row(*toy, f"data.train_source={torn}", f"prepared={tmp_path}"))
+    assert "REFUSED: " in capsys.readouterr().out
+    with pytest.raises(config.ConfigError, match=r"data\.dev_target='/nowhere': no such file"):
+        plan.main(config.compose_row(*toy, "data.dev_target=/nowhere", f"prepared={tmp_path}"))
+
+
+def test_a_folder_of_another_run_and_a_full_disk_are_refused_before_anything_runs(toy, capsys, monkeypatch) -> None:
+    run = config.compose_row(*toy)
+    folder = config.run_folder(run)
+    folder.mkdir(parents=True)
+    other = dataclasses.replace(run, data=dataclasses.replace(run.data, max_length=11))
+    (folder / "config.yaml").write_text(config.to_yaml(other))
+    with pytest.raises(config.ConfigError, match=r"data\.max_length=12: .* holds a run with data\.max_length=11"):
+        plan.main(run)
+    (folder / "config.yaml").unlink()
+    plan.main(run)  # control
+    monkeypatch.setattr(plan, "free_bytes", lambda folder: 1000)
+    with pytest.raises(config.ConfigError, match=r"output=.*: the runs take about 0\.0 GB and 0\.0 are free"):
+        plan.main(run)
+
+
+def test_free_space_is_that_of_the_disk_where_the_folder_will_be(tmp_path) -> None:
+    disk = os.statvfs(tmp_path)
+    assert plan.free_bytes(tmp_path / "not" / "yet") == pytest.approx(disk.f_bavail * disk.f_frsize, rel=0.01)
+
+
+def test_a_gpu_s_peak_is_known_in_bf16_only_and_rows_need_as_many_gpus_as_they_ask_for() -> None:
+    with pytest.raises(config.ConfigError, match=r"hardware\.precision=32-true: .* bf16-mixed"):
+        planned(*ON_A_GPU, "hardware.precision=32-true")
+    with pytest.raises(config.ConfigError, match=r"plan\.gpus=1: must be at least hardware\.devices=2"):
+        plan.main(config.compose_row("hardware=gpu", "hardware.devices=2", "plan.gpus=1"))
+    assert flops.device(config.compose_row().hardware, "h200") is flops.CORE
