@@ -40,6 +40,7 @@ PACKAGES = (
     "hydra-core",
     "wandb",
     "sacrebleu",
+    "subword-nmt",
     "sacremoses",
     "sentencepiece",
     "numpy",
