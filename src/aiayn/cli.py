@@ -9,7 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -137,17 +139,24 @@ def refuse_foreign(words: list[str]) -> None:
         previous = word
 
 
-def task(command: str) -> Callable[[DictConfig], None]:
-    """What Hydra calls with the composed configuration."""
+def task(command: str) -> Callable[[DictConfig], int]:
+    """What Hydra calls with the composed configuration; in a sweep it returns the exit code, alone it exits with it."""
 
-    def run(composed: DictConfig) -> None:
-        with one_line_errors():  # Hydra prints the overrides above an error that comes through it
-            converted = config.convert(composed)
-            if command == "train":
-                from aiayn import jobs
+    def run(composed: DictConfig) -> int:
+        try:
+            with one_line_errors():  # Hydra prints the overrides above an error that comes through it
+                converted = config.convert(composed)
+                if command == "train":
+                    from aiayn import jobs
 
-                sys.exit(jobs.run_here(converted))
-            import_module(f"aiayn.{command}").main(converted)
+                    sys.exit(jobs.run_here(converted))
+                import_module(f"aiayn.{command}").main(converted)
+        except SystemExit as exit:
+            # To exit would end the process of a launcher, which has other runs to start
+            if HydraConfig.get().mode != RunMode.MULTIRUN or not isinstance(exit.code, int):
+                raise
+            return exit.code
+        return 0
 
     run.__name__ = command
     return run

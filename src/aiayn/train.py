@@ -240,6 +240,8 @@ def main(folder: Path) -> int:
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+    # Lightning's advice wherever SLURM is installed: the ranks are ours, and srun is not asked for them
+    warnings.filterwarnings("ignore", message=".*srun.*command is available")
     try:
         rank = os.environ.get("RANK", "0")
         # Rank 0 of several takes the same lock as a worker that is alone: there is one run to a folder

@@ -11,6 +11,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+# As in aiayn.jobs, which takes too long to import for a manual
+FAILED, INTERRUPTED = 1, 75
+
 
 class Rows(BasicSweeper):
     """Hydra's grid sweep, without the `multirun.yaml` that it writes before anything is checked."""
@@ -22,7 +25,12 @@ class Rows(BasicSweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         (points,) = self.split_arguments(overrides, max_batch_size=None)
-        return self.launcher.launch(points, initial_job_idx=0)
+        jobs = self.launcher.launch(points, initial_job_idx=0)
+        # What SideBySide has not said itself; a job that a launcher has lost raises here
+        codes = [job.return_value for job in jobs]
+        if any(codes):
+            sys.exit(INTERRUPTED if INTERRUPTED in codes else FAILED)
+        return jobs
 
 
 class SideBySide(Launcher):
