@@ -6,9 +6,11 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +133,58 @@ def finished(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
     with handlers_restored():
         train.train(run, folder)
     return overrides
+
+
+class Server(ThreadingHTTPServer):
+    """A web server of this machine: `files` by name, and for the next requests `faults`, one each, in place of them."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.files: dict[str, bytes] = {}
+        self.faults: list[Callable[[Answer, bytes], None] | None] = []
+        self.asked: list[tuple[str, str | None]] = []  # the name and the range of each request
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/{name}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    """One request: the file, or what is left of it."""
+
+    server: Server
+
+    def do_GET(self) -> None:
+        name, wanted = self.path.rpartition("/")[2], self.headers["Range"]
+        self.server.asked.append((name, wanted))
+        content = self.server.files[name]
+        fault = self.server.faults.pop(0) if self.server.faults else None
+        (fault or Answer.whole)(self, content)
+
+    def whole(self, content: bytes) -> None:
+        start = int((self.headers["Range"] or "bytes=0-")[6:-1])
+        if start:
+            total = len(content)
+            self.start(206, total - start, ("Content-Range", f"bytes {start}-{total - 1}/{total}"))
+        else:
+            self.start(200, len(content))
+        self.wfile.write(content[start:])
+
+    def start(self, status: int, length: int, *headers: tuple[str, str]) -> None:
+        self.send_response(status)
+        for key, value in (("Content-Length", str(length)), *headers):
+            self.send_header(key, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A web server that is gone after the test."""
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()

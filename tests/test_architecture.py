@@ -14,7 +14,20 @@ SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 
 # In dependency order: a module imports only from earlier ones.
 MODULES = (
-    *("schema", "config", "storage", "corpus", "tokenizer", "dataset", "batching", "linear"),
+    *(
+        "schema",
+        "config",
+        "storage",
+        "corpus",
+        "download",
+        "wmt",
+        "tokenizer",
+        "cores",
+        "moses_bpe",
+        "dataset",
+        "batching",
+        "linear",
+    ),
     *("attention", "transformer", "loss", "schedule", "beam_search", "metrics", "flops"),
     *(
         "checkpoint",
@@ -55,6 +68,9 @@ ROOMS = {
     "sacrebleu": {"metrics"},
     "jinja2": {"html"},
     "sentencepiece": {"tokenizer"},
+    "subword_nmt": {"moses_bpe"},
+    "tarfile": {"corpus"},
+    "urllib": {"download"},
     "ctranslate2": {"export", "rivals"},
     "transformers": {"export"},
     "safetensors": {"export"},

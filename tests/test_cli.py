@@ -100,7 +100,10 @@ def test_no_command_at_all_prints_the_manual_and_counts_as_wrong_usage(aiayn):
         (["trian"], ("'trian'", "prepare, train, evaluate, translate, table")),
         (["train", "experiment=a_h2"], ("experiment=a_h2", "a_h1", "a_h4")),
         (["train", "model.dropuot=0.1"], ("model.dropuot", "did you mean model.dropout?")),
-        (["train", "data=wmt14_en_de"], ("data=wmt14_en_de", "not written yet", "data=files")),
+        (
+            ["train", "data=wmt14_en_de", "data.source=no"],
+            ("data.source=no", "training-parallel-nc-v9.tgz", "downloads"),
+        ),
         (["evaluate", "wandb.mode=disabled"], ("nothing is trained in runs/tiny-mini/base/seed1",)),
         (["train", "model.dropout=[1"], ("model.dropout=[1",)),
     ],

@@ -145,6 +145,12 @@ def test_a_run_with_other_values_than_its_row_gets_its_own_folder():
     assert config.run_folder(compose_row("experiment=a_h1", "training.checkpoint_every=7")) == config.run_folder(plain)
 
 
+def test_runs_with_the_papers_tokenizer_have_a_table_of_their_own():
+    usual, papers = (compose_row(f"tokenizer={kind}") for kind in ("sentencepiece", "paper"))
+    assert str(config.run_folder(usual)) == "runs/tiny-mini/base/seed1"
+    assert str(config.run_folder(papers)) == "runs/tiny.paper-mini/base/seed1"
+
+
 def test_no_value_stands_twice_in_conf_and_experiments():
     base = OmegaConf.create(config._read_folder("conf")["config"])
     for name, row in config._read_folder("experiments").items():

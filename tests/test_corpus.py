@@ -1,5 +1,9 @@
 import gzip
+import html
+import io
 import lzma
+import random
+import tarfile
 import tracemalloc
 from collections import Counter
 from importlib import resources
@@ -9,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiayn.corpus import EMBEDDED, DataError, Files, read_lines, read_pairs
+from aiayn import corpus
+from aiayn.corpus import EMBEDDED, DataError, Files, Member, read_lines, read_pairs
 
 every_example_in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -154,3 +159,92 @@ def test_the_embedded_corpus_carries_its_licence_and_its_attribution() -> None:
     tiny = resources.files("aiayn") / "tiny"
     assert "Apache License" in (tiny / "LICENSE.md").read_text()
     assert "Home Assistant contributors" in (tiny / "NOTICE.md").read_text()
+
+
+# Archives
+
+
+def packed(path: Path, *entries: tuple[str, bytes] | tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as archive:
+        for entry in entries:
+            info = entry if isinstance(entry, tarfile.TarInfo) else tarfile.TarInfo(entry[0])
+            data = b"" if isinstance(entry, tarfile.TarInfo) else entry[1]
+            info.size = info.size or len(data)
+            archive.addfile(info, io.BytesIO(data) if data else None)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".tgz", ".tar"])
+def test_a_member_of_an_archive_is_read_as_a_file_is_and_nothing_is_extracted(tmp_path, suffix) -> None:
+    text = b"\xef\xbb\xbfone\rstill one\r\n\ntwo"
+    archive = packed(
+        tmp_path / f"a{suffix}",
+        ("training/other", b"no\n" * 50_021),
+        ("training/text", text),
+        ("x.gz", gzip.compress(text)),
+    )
+    expected = lines_of(tmp_path / "text", text)
+    assert expected == [b"one\rstill one", b"", b"two"]
+    assert list(read_lines(Member(archive, "training/text"))) == expected
+    assert list(read_lines(Member(archive, "x.gz"))) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"a{suffix}", "text"]
+
+
+def test_a_member_that_is_missing_or_no_file_is_refused_by_name(tmp_path) -> None:
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    archive = packed(tmp_path / "a.tgz", ("training/text", b"one\n"), link)
+    for name in ("text", "link", "/training/text", "training"):
+        with pytest.raises(DataError, match=rf"a\.tgz holds no file {name}$"):
+            list(read_lines(Member(archive, name)))
+
+
+def test_a_damaged_archive_is_refused_by_name(tmp_path) -> None:
+    whole = packed(tmp_path / "whole.tgz", ("text", random.Random(3).randbytes(300_007))).read_bytes()
+    damaged = tmp_path / "a.tgz"
+    for content in (whole[:-1000], b"<html>404</html>", b"", gzip.compress(b"no tar" * 1009)):
+        damaged.write_bytes(content)
+        with pytest.raises(DataError, match=r"cannot read .*a\.tgz: text: |a\.tgz holds no file text"):
+            list(read_lines(Member(damaged, "text")))
+
+
+def test_an_archive_that_claims_too_much_is_refused(tmp_path, monkeypatch) -> None:
+    archive = packed(tmp_path / "a.tgz", ("before", bytes(10_007)), ("text", b"one\n"))
+    assert list(read_lines(Member(archive, "text"))) == [b"one"]
+    monkeypatch.setattr(corpus, "LARGEST_ARCHIVE", 10_007)
+    with pytest.raises(DataError, match=r"a\.tgz unpacks to more than 10007 bytes"):
+        list(read_lines(Member(archive, "text")))
+
+
+def test_a_large_member_is_never_in_memory_whole(tmp_path) -> None:
+    archive = packed(tmp_path / "a.tgz", ("before", bytes(2**24)), ("text", (b"one more line " * 7 + b"\n") * 2**17))
+    tracemalloc.start()
+    assert sum(1 for _ in read_lines(Member(archive, "text"))) == 2**17
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
+
+
+SGM = """<refset setid="newstest2013" srclang="any" trglang="de">
+<doc docid="a" origlang="en">
+<hl>
+<seg id="1"> One  &amp; two &quot;three&quot; </seg>
+</hl>
+<p>
+<seg id="2">R&amp;D\u2028&lt;b&gt;\u00a0x</seg> <!-- no -->
+<seg id="3"></seg>
+</p>
+</doc>
+</refset>
+"""
+
+
+def test_the_segments_of_an_sgm_are_sacrebleus_with_their_entities_resolved(tmp_path) -> None:
+    from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
+
+    path, theirs = tmp_path / "newstest.sgm", tmp_path / "newstest.txt"
+    path.write_text(SGM)
+    FakeSGMLDataset("x", langpairs={})._convert_format(str(path), str(theirs))
+    ours = [line.decode() for line in read_lines(path)]
+    assert ours == ['One & two "three"', "R&D <b> x <!-- no -->", ""]
+    assert ours == [html.unescape(line) for line in theirs.read_text().split("\n")[:-1]]
+    assert ours != theirs.read_text().split("\n")[:-1]  # control: theirs keep the entities

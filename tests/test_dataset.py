@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiayn import dataset, storage
-from aiayn.corpus import DataError, Files
-from aiayn.dataset import SIDES, SPLITS, Dataset, _packed, prepare
+from aiayn.corpus import DataError, Files, fingerprints
+from aiayn.dataset import SIDES, SPLITS, Dataset, Origin, _packed, prepare
 from aiayn.tokenizer import EOS, Tokenizer
 
 MAX_LENGTH = 23
@@ -30,8 +30,8 @@ PREPARE = """
 import os, signal, sys
 from pathlib import Path
 from aiayn import storage
-from aiayn.corpus import Files
-from aiayn.dataset import prepare
+from aiayn.corpus import Files, fingerprints
+from aiayn.dataset import Origin, prepare
 writes = 0
 def die(point, path):
     global writes
@@ -39,8 +39,9 @@ def die(point, path):
     if writes == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
 storage.fault = die if sys.argv[3] != "0" else storage.fault
-splits = [Files(Path(sys.argv[2], f"{s}.en"), Path(sys.argv[2], f"{s}.de")) for s in ("train", "dev", "test")]
-print(prepare(Path(sys.argv[1]), *splits, vocab_size=41, max_length=23, progress=print).sha256)
+splits = {s: [Files(Path(sys.argv[2], f"{s}.en"), Path(sys.argv[2], f"{s}.de"))] for s in ("train", "dev", "test")}
+origin = Origin(fingerprints(splits), lambda: splits)
+print(prepare(Path(sys.argv[1]), origin, vocab_size=41, max_length=23, progress=print).sha256)
 """
 
 
@@ -63,9 +64,9 @@ def text(tmp_path_factory) -> Path:
 
 
 def prepare_here(folder: Path, text: Path, **changed: int) -> Dataset:
-    splits = [Files(text / f"{split}.en", text / f"{split}.de") for split in SPLITS]
+    splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
     settings = {"vocab_size": VOCAB_SIZE, "max_length": MAX_LENGTH} | changed
-    return prepare(folder, *splits, **settings, progress=lambda message: None)
+    return prepare(folder, Origin(fingerprints(splits), lambda: splits), **settings, progress=lambda message: None)
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +183,18 @@ def test_any_text_keeps_its_lines_from_the_files_to_the_ids_and_back(tmp_path_fa
         assert len(decoded(dataset, "dev", side)) == len(rows)
         assert not any("\n" in line for line in decoded(dataset, "dev", side))
     assert dataset.manifest["splits"]["dev"]["lines"] == len(rows)
+
+
+def test_a_split_of_several_parts_is_one_split_in_their_order(tmp_path, text, prepared) -> None:
+    for language in ("en", "de"):
+        lines = (text / f"train.{language}").read_bytes().splitlines(keepends=True)
+        for name, part in (("a", lines[:31]), ("b", lines[31:])):
+            (tmp_path / f"{name}.{language}").write_bytes(b"".join(part))
+    splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
+    splits["train"] = [Files(tmp_path / f"{name}.en", tmp_path / f"{name}.de") for name in ("a", "b")]
+    parted = prepare(tmp_path / "parted", Origin({}, lambda: splits), VOCAB_SIZE, MAX_LENGTH, lambda message: None)
+    for part in ("files", "splits"):
+        assert parted.manifest[part] == prepared.manifest[part]
 
 
 # Again, elsewhere, at once, after a crash
@@ -321,12 +334,13 @@ def test_chunks_and_processes_change_no_byte(tmp_path, monkeypatch) -> None:
     lines = [" ".join(draw.choice(("low", "new", "est", "er")) for _ in range(draw.randint(0, 9))) for _ in range(101)]
     for name, count in (("train", 101), ("dev", 3)):
         (tmp_path / name).write_text("".join(line + "\n" for line in lines[:count]))
-    train, dev = (Files(tmp_path / name, tmp_path / name) for name in ("train", "dev"))
+    train, dev = ([Files(tmp_path / name, tmp_path / name)] for name in ("train", "dev"))
+    origin = Origin({}, lambda: {"train": train, "dev": dev, "test": dev})
     hashes = []
     for number, (pairs_at_once, processes) in enumerate(((1000, 1), (7, 1), (7, 2))):
         monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", pairs_at_once)
         monkeypatch.setattr(dataset, "_MAX_PROCESSES", processes)
-        prepared = prepare(tmp_path / str(number), train, dev, dev, 21, 9, lambda message: None)
+        prepared = prepare(tmp_path / str(number), origin, 21, 9, lambda message: None)
         hashes.append(prepared.sha256)
         for part in ("ids", "offsets"):
             path = prepared.folder / f"train.source.{part}.npy"
@@ -335,5 +349,5 @@ def test_chunks_and_processes_change_no_byte(tmp_path, monkeypatch) -> None:
             assert path.read_bytes() == written.getvalue()
     assert len(set(hashes)) == 1
     assert prepared.manifest["splits"]["train"]["dropped"]["too long"] > 0  # so chunks lose pairs
-    prepared = prepare(tmp_path / "other", train, dev, dev, 21, 8, lambda message: None)
+    prepared = prepare(tmp_path / "other", origin, 21, 8, lambda message: None)
     assert prepared.sha256 not in hashes  # control

@@ -190,6 +190,16 @@ def test_a_prepared_corpus_gives_its_lengths_pieces_and_tokens(finished) -> None
     assert "prepared, every file" in corpus.found
 
 
+def test_a_corpus_still_to_be_downloaded_is_planned_with_its_archives(tmp_path) -> None:
+    words = ("data=wmt14_en_de", f"prepared={tmp_path}/prepared")
+    corpus = plan.corpus_of(config.compose_row(*words))
+    assert corpus.to_write == 1_695_017_123 + 4_500_000 * 150
+    assert "1.7 GB to download" in corpus.found
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(config.ConfigError, match=r"data\.source=nowhere: holds no training-parallel-europarl-v7\.tgz"):
+        plan.corpus_of(config.compose_row(*words, "data.source=nowhere"))
+
+
 def test_the_disk_estimate_is_what_a_run_leaves(finished) -> None:
     run = config.compose_row(*finished)
     folder = config.run_folder(run)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aiayn import config, corpus, prepare
+from aiayn import config, corpus, moses_bpe, prepare
+from aiayn.moses_bpe import MosesBpe
 
 SIDES = [(split, side) for split in ("train", "dev", "test") for side in ("source", "target")]
 
@@ -93,11 +94,47 @@ def test_a_missing_file_is_named_with_its_key(run, tmp_path, split, side):
             prepare.sources(with_files(run, **{key: path}).data)
 
 
-def test_the_embedded_corpus_needs_no_file_and_wmt14_says_what_to_do_instead():
-    assert prepare.sources(config.compose_row("data=tiny").data) == corpus.EMBEDDED
-    with pytest.raises(config.ConfigError, match=r"not written yet.*data=files") as caught:
-        prepare.sources(config.compose_row("data=wmt14_en_de").data)
-    assert "\n" not in str(caught.value)
+def test_the_embedded_corpus_needs_no_file():
+    text = prepare.sources(config.compose_row("data=tiny").data)
+    assert text == {split: [files] for split, files in corpus.EMBEDDED.items()}
+
+
+@pytest.mark.parametrize("name", ["wmt14_en_de", "wmt14_en_fr"])
+def test_text_of_your_own_under_the_name_of_a_downloaded_corpus_is_taken(run, name):
+    prepare.check(with_files(run, name=name))
+    prepare.check(config.compose_row(f"data={name}"))  # to be downloaded
+    with pytest.raises(config.ConfigError, match=r"data\.train_source='nowhere': no such file"):
+        prepare.check(with_files(run, name=name, train_source="nowhere"))
+
+
+def test_the_papers_tokenizer_makes_a_corpus_of_its_own_beside_the_other(tmp_path, capsys, monkeypatch):
+    assert moses_bpe.MERGES == 32_000
+    monkeypatch.setattr(moses_bpe, "MERGES", 307)
+    files = {f"{split}_{side}": getattr(corpus.EMBEDDED["dev"], side) for split, side in SIDES}
+    words = [
+        "data=files",
+        "data.name=news",
+        f"prepared={tmp_path}",
+        *(f"data.{key}={path}" for key, path in files.items()),
+    ]
+    usual = config.compose_row(*words, "data.vocab_size=500")
+    papers = config.compose_row(*words, "tokenizer=paper")
+    assert prepare.prepare(usual, lambda message: None).tokenizer.vocab_size == 500
+    prepare.main(papers)
+    assert "prepare: learning 307 merges of Moses tokens\n" in capsys.readouterr().out
+    dataset = prepare.prepare(papers, pytest.fail)
+    assert isinstance(dataset.tokenizer, MosesBpe)
+    assert {path.name for path in tmp_path.iterdir()} == {"news", "news.paper"}
+    settings = dataset.manifest["settings"]
+    assert (settings["moses"], settings["merges"]) == ("en-de", 307)
+    assert "vocab_size" not in settings
+    pairs, texts = dataset.pairs("dev"), dataset.texts("dev", "target")
+    ids = dataset.tokenizer.encode(texts, "target")
+    assert pairs.target_lengths.tolist() == [len(sentence) + 1 for sentence in ids]
+    assert pairs.target_ids[: len(ids[0])].tolist() == ids[0].tolist()
+    french = dataclasses.replace(papers, data=dataclasses.replace(papers.data, target_language="fr"))
+    with pytest.raises(corpus.DataError, match="moses was en-de, is en-fr"):
+        prepare.prepare(french, pytest.fail)
 
 
 def test_other_text_under_the_same_name_is_refused_with_the_remedy(run, tmp_path):

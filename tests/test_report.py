@@ -109,6 +109,13 @@ def test_the_caption_says_what_every_factor_multiplies_and_which_bleu(form: str)
     assert "not the paper's conditions" not in render(paper_table(), form, wide())
 
 
+def test_the_caption_says_which_tokenizer_the_perplexities_have() -> None:
+    usual, papers = (render(table("paper", data), "md") for data in ("wmt14_en_de", "wmt14_en_de.paper"))
+    assert "ours with ours (tokenizer=sentencepiece: " in usual
+    assert "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)" in papers
+    assert "tokenizer=paper" not in usual
+
+
 def test_base_is_captioned_with_the_values_it_was_trained_with() -> None:
     small = config.scaled(dataclasses.replace(config.rows()["base"], scale=scale("mini")))
     text = render(table(), "md")

@@ -238,6 +238,8 @@ def test_a_half_done_run_is_measured_against_the_steps_of_its_scale(sweep: Path)
 def test_figures_are_comparable_only_under_the_papers_own_conditions() -> None:
     paper = config.compose_row("scale=paper").scale
     assert table(config.rows(), [], paper, "wmt14_en_de").comparable
+    assert table(config.rows(), [], paper, "wmt14_en_de.paper").comparable
+    assert not table(config.rows(), [], paper, "wmt14_en_fr").comparable
     assert not table(config.rows(), [], paper, "tiny").comparable
     assert not table(config.rows(), [], dataclasses.replace(paper, batch=0.5), "wmt14_en_de").comparable
 

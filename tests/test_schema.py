@@ -22,6 +22,7 @@ def test_every_number_has_a_range():
                     "output",
                     "prepared",
                     "params_millions",
+                    "source",
                 ),
                 *(f"{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")),
             }, key

@@ -436,9 +436,16 @@ def dangers(tree: ast.AST) -> list[str]:
     return found
 
 
+# The one module that asks the network, for files known by their SHA-256, and the one that reads archives as streams
+ALLOWED = {
+    "download": ["urllib.error", "urllib.request", "urllib.request.urlopen"],
+    "corpus": ["tarfile"],
+}
+
+
 def test_the_source_does_nothing_dangerous():
     for path in SOURCE.rglob("*.py"):
-        assert dangers(ast.parse(path.read_text())) == [], path
+        assert dangers(ast.parse(path.read_text())) == ALLOWED.get(path.stem, []), path
 
 
 @pytest.mark.parametrize(

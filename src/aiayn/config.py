@@ -124,7 +124,12 @@ def run_folder(config: Config) -> Path:
 
 def sweep_folder(config: Config) -> Path:
     """`<output>/<data>-<scale>`: where all rows of one table lie."""
-    return Path(config.output) / f"{config.data.name}-{config.scale.name}"
+    return Path(config.output) / f"{corpus_name(config)}-{config.scale.name}"
+
+
+def corpus_name(config: Config) -> str:
+    """`data.name`, and the tokenizer behind it where it is the paper's: perplexities of two are never in one table."""
+    return config.data.name + (".paper" if config.tokenizer == "paper" else "")
 
 
 def variation(config: Config) -> str:

@@ -1,16 +1,22 @@
-"""Parallel text, one sentence a line: the embedded corpus or your own files, read byte by byte and paired strictly."""
+"""Parallel text, one sentence a line: in files or inside archives, read byte by byte and paired strictly."""
 
 import codecs
 import gzip
+import html
 import lzma
+import re
+import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from itertools import zip_longest
-from pathlib import Path
-from typing import BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
+
+from aiayn import storage
 
 Pair = tuple[str, str]
 """A source sentence and its translation."""
@@ -21,15 +27,39 @@ class DataError(ValueError):
 
 
 @dataclass(frozen=True)
+class Member:
+    """A file inside a tar archive, read as a stream where it lies: nothing is extracted, no name becomes a path."""
+
+    archive: Path
+    name: str
+
+    @property
+    def suffix(self) -> str:
+        """What says how it is packed: `.gz`."""
+        return PurePosixPath(self.name).suffix
+
+    def __str__(self) -> str:
+        return f"{self.archive}: {self.name}"
+
+
+@dataclass(frozen=True)
 class Files:
-    """The two sides of one split: line n of `target` translates line n of `source`; plain, .gz or .xz."""
+    """Two sides: line n of `target` translates line n of `source`; plain, .gz, .xz, or segments of an .sgm."""
 
-    source: Path
-    target: Path
+    source: Path | Member
+    target: Path | Member
 
+
+Split = Literal["train", "dev", "test"]
+Side = Literal["source", "target"]
+Text = Mapping[Split, Sequence[Files]]
+"""Each split, its parts one after the other."""
 
 LONGEST_LINE = 2**24
 """Bytes of a line, its end included: a small compressed file can hold one that no memory does."""
+
+LARGEST_ARCHIVE = 2**35
+"""Bytes up to the end of a member, unpacked: far above any archive of WMT's, far below what a bomb unpacks to."""
 
 _TINY = Path(str(resources.files("aiayn"))) / "tiny"
 
@@ -37,11 +67,17 @@ EMBEDDED = {split: Files(_TINY / f"{split}.en.xz", _TINY / f"{split}.de.xz") for
 """English to German sentences of the Home Assistant user interface, part of the package."""
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path | Member) -> Iterator[bytes]:
     """The lines of a file, without their ends: only a line feed ends a line, or both bytes of a CRLF.
 
-    A UTF-8 byte order mark is left out. Raises DataError for a file that is missing, damaged, UTF-16 or no text.
+    A UTF-8 byte order mark is left out; of an .sgm, the lines are its segments as sacrebleu cleans them, entities
+    resolved. Raises DataError for a file that is missing, damaged, UTF-16 or no text.
     """
+    lines = _raw_lines(path)
+    return _segments(path, lines) if path.suffix == ".sgm" else lines
+
+
+def _raw_lines(path: Path | Member) -> Iterator[bytes]:
     try:
         with _open(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b"")):
@@ -52,7 +88,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
                         raise DataError(f"{path} is UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`")
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
 
 
@@ -85,6 +121,19 @@ def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
         )
 
 
+def fingerprints(splits: Text) -> dict[str, str]:
+    """The SHA-256 of each side of each split, by its name; raises DataError for a file that cannot be read."""
+    try:
+        return {
+            f"{split}.{side}": storage.sha256(path)
+            for split, (files,) in splits.items()
+            for side, path in (("source", files.source), ("target", files.target))
+            if isinstance(path, Path)
+        }
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
 def _is_utf_16(line: bytes) -> bool:
     """True for a byte order mark of UTF-16, or for ASCII text in it: two characters or more, every second byte zero."""
     text = line.removesuffix(b"\n")
@@ -92,11 +141,42 @@ def _is_utf_16(line: bytes) -> bool:
     return line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or ascii_in_utf_16
 
 
-def _open(path: Path) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
-    match path.suffix:
-        case ".gz":
-            return gzip.open(path)
-        case ".xz":
-            return lzma.open(path)
-        case _:
-            return path.open("rb")
+def _segments(path: Path | Member, lines: Iterator[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        if line.startswith(b"<seg "):
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}: {error}") from error
+            # As sacrebleu reads these files; it leaves the entities
+            text = re.sub(r"\s+", " ", re.sub(r"<seg.*?>(.*)</seg>.*?", "\\1", text).strip())
+            yield html.unescape(text).replace("\n", " ").encode()
+
+
+@contextmanager
+def _open(path: Path | Member) -> Iterator[IO[bytes] | gzip.GzipFile | lzma.LZMAFile]:
+    with _member(path) if isinstance(path, Member) else path.open("rb") as stored:
+        match path.suffix:
+            case ".gz":
+                with gzip.open(stored) as file:
+                    yield file
+            case ".xz":
+                with lzma.open(stored) as file:
+                    yield file
+            case _:
+                yield stored
+
+
+@contextmanager
+def _member(member: Member) -> Iterator[IO[bytes]]:
+    unpack = gzip.open if member.archive.suffix == ".tgz" else open
+    with unpack(member.archive, "rb") as file, tarfile.open(fileobj=file, mode="r|", bufsize=2**20) as archive:
+        for entry in archive:
+            if entry.offset_data + entry.size > LARGEST_ARCHIVE:
+                raise DataError(f"{member.archive} unpacks to more than {LARGEST_ARCHIVE} bytes: it is none of ours")
+            if entry.name.removeprefix("./") == member.name and entry.isreg():
+                stream = archive.extractfile(entry)
+                assert stream is not None  # of a regular file
+                yield stream
+                return
+    raise DataError(f"{member.archive} holds no file {member.name}")

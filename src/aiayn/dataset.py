@@ -2,12 +2,9 @@
 
 import hashlib
 import json
-import multiprocessing
-import os
 import shlex
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,18 +15,17 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-from aiayn import storage
-from aiayn.corpus import DataError, Files, Pair, read_pairs
+from aiayn import moses_bpe, storage
+from aiayn.cores import in_order
+from aiayn.corpus import DataError, Files, Pair, Side, Split, Text, read_pairs
+from aiayn.moses_bpe import MosesBpe, load
 from aiayn.tokenizer import EOS, UNK, Tokenizer, learn
 
-Split = Literal["train", "dev", "test"]
-Side = Literal["source", "target"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SIDES: tuple[Side, ...] = ("source", "target")
 
 _SCHEMA = 1
 _Chunk = tuple[int, *tuple[tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]], ...]]
-_encode_in_this_process: Callable[[list[Pair]], _Chunk]
 _PAIRS_AT_ONCE = 65_536
 _MAX_PROCESSES = 8  # each holds about 150 MB, and one that reads cannot feed more
 _FILES = [
@@ -97,9 +93,9 @@ class Dataset:
         return cls(folder, manifest)
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer | MosesBpe:
         """The vocabulary that both sides share."""
-        return Tokenizer(self.folder / "tokenizer.model")
+        return load(self.folder / "tokenizer.model")
 
     def pairs(self, split: Split) -> Pairs:
         """The encoded sentence pairs of a split, memory-mapped; raises DataError for files that only look like ours."""
@@ -114,52 +110,53 @@ class Dataset:
         return (self.folder / f"{split}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What text a corpus is made of: `identity` tells it from any other, `text` gets it, once it is needed."""
+
+    identity: Mapping[str, str]
+    text: Callable[[], Text]
+
+
 def prepare(
     folder: Path,
-    train: Files,
-    dev: Files,
-    test: Files,
+    origin: Origin,
     vocab_size: int,
     max_length: int,
     progress: Callable[[str], None],
+    moses: tuple[str, str] | None = None,
 ) -> Dataset:
     """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
 
-    Learns the tokenizer from the training text and drops training pairs with a side of more than `max_length` tokens,
-    EOS included; dev and test keep every line. One process works while others wait for it. Raises DataError when the
-    text is unfit, when `folder` was prepared from something else, or when it is damaged.
+    Learns the tokenizer from the training text: `vocab_size` pieces of SentencePiece, or, given the languages of both
+    sides as `moses`, what the released code's recipe gives. Drops training pairs with a side of more than `max_length`
+    tokens, EOS included; dev and test keep every line. One process works while others wait for it. Raises DataError
+    when the text is unfit, when `folder` was prepared from something else, or when it is damaged.
     """
-    splits: dict[Split, Files] = {"train": train, "dev": dev, "test": test}
-    settings = {"vocab_size": vocab_size, "max_length": max_length, **_source_hashes(splits)}
+    vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
+    settings = {**vocabulary, "max_length": max_length, **origin.identity}
     if (folder / "manifest.json").exists():
         return _prepared_before(folder, settings)
     with storage.lock(folder / ".lock", wait=True):
         if (folder / "manifest.json").exists():
             return _prepared_before(folder, settings)
         storage.remove_unfinished(folder)
-        progress(f"learning {vocab_size} pieces")
-        learn(_training_lines(train), vocab_size, folder / "tokenizer.model")
-        tokenizer = Tokenizer(folder / "tokenizer.model")
-        counts = {
-            split: _encode(folder, split, files, tokenizer, max_length, progress) for split, files in splits.items()
-        }
+        text = origin.text()
+        pairs = _training_pairs(text["train"])
+        if moses:
+            progress(f"learning {moses_bpe.MERGES} merges of Moses tokens")
+            moses_bpe.learn(pairs, moses, folder / "tokenizer.model")
+        else:
+            progress(f"learning {vocab_size} pieces")
+            learn(chain.from_iterable(pairs), vocab_size, folder / "tokenizer.model")
+        tokenizer = load(folder / "tokenizer.model")
+        counts = {split: _encode(folder, split, text[split], tokenizer, max_length, progress) for split in SPLITS}
         for split in ("dev", "test"):
-            _save_texts(folder, split, splits[split])
+            _save_texts(folder, split, text[split])
         files = {name: _fingerprint(folder / name) for name in _FILES}
         manifest = {"schema": _SCHEMA, "settings": settings, "splits": counts, "files": files}
         storage.write_json(folder / "manifest.json", {**manifest, "sha256": _digest(manifest)})
     return Dataset.open(folder)
-
-
-def _source_hashes(splits: dict[Split, Files]) -> dict[str, str]:
-    try:
-        return {
-            f"{split}.{side}": storage.sha256(path)
-            for split, files in splits.items()
-            for side, path in (("source", files.source), ("target", files.target))
-        }
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
@@ -173,22 +170,36 @@ def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
     return dataset
 
 
-def _training_lines(train: Files) -> Iterator[str]:
+def _read(parts: Sequence[Files], dropped: Counter[str] | None) -> Iterator[Pair]:
+    return chain.from_iterable(read_pairs(files, dropped) for files in parts)
+
+
+def _names(parts: Sequence[Files]) -> str:
+    return ", ".join(f"{files.source} and {files.target}" for files in parts)
+
+
+def _training_pairs(train: Sequence[Files]) -> Iterator[Pair]:
     empty = True
-    for pair in read_pairs(train, Counter()):
+    for pair in _read(train, Counter()):
         empty = False
-        yield from pair
+        yield pair
     if empty:
-        raise DataError(f"{train.source} and {train.target} hold no sentence pair to learn from")
+        raise DataError(f"{_names(train)} hold no sentence pair to learn from")
 
 
 def _encode(
-    folder: Path, split: Split, files: Files, tokenizer: Tokenizer, max_length: int, progress: Callable[[str], None]
+    folder: Path,
+    split: Split,
+    parts: Sequence[Files],
+    tokenizer: Tokenizer | MosesBpe,
+    max_length: int,
+    progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Writes the token ids of one split and returns its counts for the manifest; holds no more than a few chunks."""
     dropped = Counter({"empty": 0, "invalid UTF-8": 0, "too long": 0}) if split == "train" else None
     longest = max_length - 1 if split == "train" else None  # EOS is one token more
-    chunks = iter(partial(_chunk, read_pairs(files, dropped)), [])
+    chunks = iter(partial(_chunk, _read(parts, dropped)), [])
+    encoder = partial(_encoder, tokenizer.path, longest)
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
         ids, offsets = (
@@ -200,7 +211,7 @@ def _encode(
         )
         for side in SIDES:
             offsets[side].append(np.zeros(1, np.int64))
-        for number_read, *sides in _encoded(chunks, tokenizer, longest):
+        for number_read, *sides in in_order(encoder, chunks, _MAX_PROCESSES):
             for side, (packed, lengths) in zip(SIDES, sides, strict=True):
                 offsets[side].append(counts[f"{side}_tokens"] + np.cumsum(lengths))
                 ids[side].append(packed)
@@ -211,9 +222,7 @@ def _encode(
                 dropped["too long"] += number_read - len(lengths)
             progress(f"{split}: {counts['kept']} pairs encoded")
         if counts["kept"] == 0:
-            raise DataError(
-                f"{files.source} and {files.target} leave no sentence pair (data.max_length is {max_length})"
-            )
+            raise DataError(f"{_names(parts)} leave no sentence pair (data.max_length is {max_length})")
         for array in (*ids.values(), *offsets.values()):
             array.finish()
     return {
@@ -228,45 +237,21 @@ def _chunk(pairs: Iterator[Pair]) -> list[Pair]:
     return list(islice(pairs, _PAIRS_AT_ONCE))
 
 
-def _encoded(chunks: Iterator[list[Pair]], tokenizer: Tokenizer, longest: int | None) -> Iterator[_Chunk]:
-    """Each chunk encoded, in order, by all cores when there is more than one chunk."""
-    first = next(chunks, [])
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = min(cores, _MAX_PROCESSES)
-    if len(first) < _PAIRS_AT_ONCE or cores == 1:
-        yield from (_encode_chunk(tokenizer, longest, chunk) for chunk in chain([first], chunks))
-        return
-    # Not forked: the caller may have threads, which a fork would leave half there
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(cores, context, initializer=_load, initargs=(tokenizer.path, longest)) as pool:
-        waiting: deque[Future[_Chunk]] = deque()
-        for chunk in chain([first], chunks):
-            waiting.append(pool.submit(_encode_in_worker, chunk))
-            if len(waiting) > cores + 1:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+def _encoder(model: Path, longest: int | None) -> Callable[[list[Pair]], _Chunk]:
+    return partial(_encode_chunk, load(model), longest)
 
 
-def _load(model: Path, longest: int | None) -> None:
-    global _encode_in_this_process
-    _encode_in_this_process = partial(_encode_chunk, Tokenizer(model), longest)
-
-
-def _encode_in_worker(chunk: list[Pair]) -> _Chunk:
-    return _encode_in_this_process(chunk)
-
-
-def _encode_chunk(tokenizer: Tokenizer, longest: int | None, chunk: list[Pair]) -> _Chunk:
+def _encode_chunk(tokenizer: Tokenizer | MosesBpe, longest: int | None, chunk: list[Pair]) -> _Chunk:
     """The number of pairs, and of each side of those that are short enough the ids and lengths."""
-    pairs = list(zip(*(tokenizer.encode([pair[i] for pair in chunk]) for i in (0, 1)), strict=True))
+    sides = (tokenizer.encode([pair[i] for pair in chunk], side) for i, side in enumerate(SIDES))
+    pairs = list(zip(*sides, strict=True))
     if longest is not None:
         pairs = [pair for pair in pairs if max(map(len, pair)) <= longest]
     source, target = (_packed([pair[i] for pair in pairs], _dtype(tokenizer)) for i in (0, 1))
     return len(chunk), source, target
 
 
-def _dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
+def _dtype(tokenizer: Tokenizer | MosesBpe) -> np.dtype[Any]:
     return np.dtype(np.uint16 if tokenizer.vocab_size < 65_536 else np.int32)
 
 
@@ -282,9 +267,9 @@ def _packed(
     return packed, lengths
 
 
-def _save_texts(folder: Path, split: Split, files: Files) -> None:
+def _save_texts(folder: Path, split: Split, parts: Sequence[Files]) -> None:
     for i, side in enumerate(SIDES):
-        lines = (pair[i] for pair in read_pairs(files, None))
+        lines = (pair[i] for pair in _read(parts, None))
         storage.write_text(folder / f"{split}.{side}.txt", "".join(f"{line}\n" for line in lines))
 
 

@@ -130,7 +130,8 @@ def main(config: Config) -> None:
     low, high = figures["bleu_ci95"]
     print(f"{config.experiment} seed {config.seed}, {config.data.name} {split}, scale {config.scale.name}:")
     print(
-        f"perplexity {figures['ppl']:.3f} per token ({figures['tokens']} tokens, {dataset.tokenizer.vocab_size} pieces)"
+        f"perplexity {figures['ppl']:.3f} per token ({figures['tokens']} tokens, {dataset.tokenizer.vocab_size} pieces,"
+        f" tokenizer={config.tokenizer})"
     )
     print(f"{figures['bits_per_character']:.4f} bits per character")
     for kind, value in figures["bleu"].items():

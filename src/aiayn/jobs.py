@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiayn import config, results, signals, storage
-from aiayn.prepare import sources
+from aiayn import config, prepare, results, signals, storage
 from aiayn.schema import Config, ConfigError, meaning
 
 DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 75
@@ -81,7 +80,7 @@ class Job:
 
 def check(run: Config) -> None:
     """Refuses, before anything is written, text that is not there and a folder that holds another run."""
-    sources(run.data)
+    prepare.check(run)
     check_folder(run)
 
 

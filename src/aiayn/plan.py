@@ -1,17 +1,16 @@
 """`aiayn plan`: what the rows will take on the hardware named, and whether everything they need is there."""
 
 import heapq
-import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiayn import config, flops, jobs, launcher
+from aiayn import config, flops, jobs, launcher, prepare, wmt
 from aiayn.corpus import read_pairs
 from aiayn.dataset import Dataset
 from aiayn.evaluate import parameters
-from aiayn.prepare import prepare, sources
 from aiayn.schema import ROWS, Config, ConfigError, Model
+from aiayn.storage import free_bytes
 
 GIGA = 1e9
 # CUDA's own context and the workspaces of its matrix products
@@ -179,11 +178,16 @@ def corpus_of(run: Config) -> Corpus:
 
     Raises ConfigError for text that cannot be had, DataError for text or prepared data that is damaged.
     """
-    folder = Path(run.prepared) / run.data.name
-    if (folder / "manifest.json").exists():
-        return _prepared(prepare(run, lambda message: None))
+    if (prepare.folder(run) / "manifest.json").exists():
+        return _prepared(prepare.prepare(run, lambda message: None))
+    prepare.check(run)
+    remote = prepare.downloaded(run.data)
+    if remote:
+        to_come, encoded = wmt.needed(remote, prepare.archives(run))
+        found = f"about {remote.pairs:,} pairs, {to_come / GIGA:.1f} GB to download"
+        return Corpus(to_write=to_come + encoded, found=f"{found}; not prepared yet: lengths are assumed")
     counts, characters = [], 0
-    for split, files in sources(run.data).items():
+    for split, (files,) in prepare.sources(run.data).items():
         dropped = Counter[str]() if split == "train" else None
         lines = 0
         for source, target in read_pairs(files, dropped):
@@ -203,15 +207,6 @@ def _prepared(dataset: Dataset) -> Corpus:
     return Corpus(
         source_length, target_length, dataset.tokenizer.vocab_size, int(pairs.target_lengths.sum()), 0.0, found
     )
-
-
-def free_bytes(folder: Path) -> int:
-    """What is free on the disk where `folder` is or will be."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    disk = os.statvfs(there)
-    return disk.f_bavail * disk.f_frsize
 
 
 def disk(planned: list[Row], corpus: Corpus, available: int) -> float:
@@ -301,6 +296,7 @@ def text(planned: list[Row], turns: list[Turn], corpus: Corpus, available: int, 
         "  ".join(cell.rjust(width) if number else cell.ljust(width) for number, (cell, width) in enumerate(pairs))
         for pairs in (list(zip(line, widths, strict=True)) for line in [head, *lines])
     ]
+    data = config.corpus_name(run)
     known = "of the prepared corpus" if corpus.vocab_size else "assumed"
     epochs = f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of base" if corpus.target_tokens else ""
     free = free_bytes(Path(run.output)) / GIGA
@@ -309,7 +305,7 @@ def text(planned: list[Row], turns: list[Turn], corpus: Corpus, available: int, 
         for number in turn.devices:
             queues[number].append(f"{turn.row.name} until {duration(turn.end)}")
     return [
-        f"Plan at scale {run.scale.name} on {run.data.name}: {len(planned)} rows, one seed each, nothing is trained",
+        f"Plan at scale {run.scale.name} on {data}: {len(planned)} rows, one seed each, nothing is trained",
         *table,
         f"{available} x {unit}: peak {device.peak:g} TFLOP/s, of which training sustains {basis}.",
         f"Lengths {known}: {corpus.source_length:.1f} source and {corpus.target_length:.1f} target tokens,"

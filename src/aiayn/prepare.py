@@ -1,43 +1,77 @@
-"""`aiayn prepare`: the corpus that the configuration names, cleaned, cut into pieces and encoded."""
+"""`aiayn prepare`: the corpus that the configuration names, downloaded, verified, cleaned, cut and encoded."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from aiayn.corpus import EMBEDDED, Files
-from aiayn.dataset import Dataset
+from aiayn import wmt
+from aiayn.config import corpus_name
+from aiayn.corpus import EMBEDDED, Files, Text, fingerprints
+from aiayn.dataset import SPLITS, Dataset, Origin
 from aiayn.dataset import prepare as prepare_dataset
 from aiayn.schema import Config, ConfigError, Data
 
 
-def sources(data: Data) -> dict[str, Files]:
-    """The files of the three splits. ConfigError names a missing one, or a corpus that cannot be had yet."""
-    if data.name.startswith("wmt14") and not data.train_source:
-        raise ConfigError(
-            f"data={data.name}: its download is not written yet; give the text yourself: data=files"
-            " data.train_source=... data.train_target=... data.dev_source=... and so on"
-        )
+def check(config: Config) -> None:
+    """ConfigError for text that is neither there nor to be had, before anything is written."""
+    data = config.data
+    corpus = downloaded(data)
+    if corpus is None:
+        sources(data)
+    elif data.source and not (folder(config) / "manifest.json").exists():
+        absent = wmt.missing(corpus, Path(data.source))
+        if absent:
+            raise ConfigError(f"data.source={data.source}: holds no {', '.join(absent)}; data.source='' downloads them")
+
+
+def sources(data: Data) -> Text:
+    """The files of the three splits. ConfigError names a missing one."""
     if not data.train_source and data.name == "tiny":
-        return dict(EMBEDDED)
-    for key in (f"{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")):
+        return {split: [EMBEDDED[split]] for split in SPLITS}
+    for key in (f"{split}_{side}" for split in SPLITS for side in ("source", "target")):
         path = getattr(data, key)
         if not path or not Path(path).is_file():
             raise ConfigError(f"data.{key}={path!r}: no such file")
     return {
-        split: Files(Path(getattr(data, f"{split}_source")), Path(getattr(data, f"{split}_target")))
-        for split in ("train", "dev", "test")
+        split: [Files(Path(getattr(data, f"{split}_source")), Path(getattr(data, f"{split}_target")))]
+        for split in SPLITS
     }
 
 
 def prepare(config: Config, progress: Callable[[str], None]) -> Dataset:
-    """The encoded corpus under `<prepared>/<data>`; nothing to do when it is there already."""
+    """The encoded corpus under `<prepared>/<data>`, with the paper's tokenizer `<data>.paper`; made only once."""
+    check(config)
     data = config.data
-    return prepare_dataset(
-        Path(config.prepared) / data.name,
-        **sources(data),
-        vocab_size=data.vocab_size,
-        max_length=data.max_length,
-        progress=progress,
-    )
+    corpus = downloaded(data)
+    if corpus is None:
+        text = sources(data)
+        origin = Origin(fingerprints(text), lambda: text)
+    else:
+        origin = Origin(wmt.identity(corpus), partial(_fetched, corpus, config, progress))
+    moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
+    return prepare_dataset(folder(config), origin, data.vocab_size, data.max_length, progress, moses)
+
+
+def folder(config: Config) -> Path:
+    """Where the encoded corpus lies or will lie."""
+    return Path(config.prepared) / corpus_name(config)
+
+
+def downloaded(data: Data) -> wmt.Corpus | None:
+    """The corpus to be downloaded, or to be read from archives; None for text that is at hand."""
+    return None if data.train_source else wmt.CORPORA.get(data.name)
+
+
+def archives(config: Config) -> Path:
+    """Where the archives of a downloaded corpus are: by default beside the prepared corpora, which share them."""
+    return Path(config.data.source or Path(config.prepared) / "downloads")
+
+
+def _fetched(corpus: wmt.Corpus, config: Config, progress: Callable[[str], None]) -> Text:
+    progress(f"{config.data.name}: {wmt.estimate(corpus, archives(config), Path(config.prepared))}")
+    if not config.data.source:
+        wmt.fetch(corpus, archives(config), progress)
+    return wmt.text(corpus, archives(config), progress)
 
 
 def main(config: Config) -> None:

@@ -68,13 +68,19 @@ def caption(table: Table) -> str:
         if table.comparable
         else "Made under other conditions than the paper's: compare effects, not figures; Δ is a row minus its base.",
         f"Seeds: {seeds}{deviation}.",
-        "PPL per token and params in millions: the paper's with its vocabulary, ours with ours.",
+        f"PPL per token and params in millions: the paper's with its vocabulary, {_vocabulary(table)}.",
         "40 960: our params if the vocabulary had as many rows as the released code's." if table.comparable else "",
         "BLEU is the paper's recipe (Moses tokens, compounds split, cased), not sacreBLEU 13a.",
         "Row (E): learned positional embedding instead of sinusoids.",
         f"Runs with other settings than a row's, left out: {table.others}." if table.others else "",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _vocabulary(table: Table) -> str:
+    if table.data.endswith(".paper"):
+        return "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
+    return "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
 
 
 def _terminal(table: Table, console: Console) -> str:

@@ -21,7 +21,7 @@ LOG = "worker.log"
 Status = Literal["finished", "failed", "half-done", "missing"]
 
 # The data of Table 3: on other text, or at another scale, a difference from the paper's numbers says nothing.
-PAPER_DATA = "wmt14_en_de"
+PAPER_DATA = ("wmt14_en_de", "wmt14_en_de.paper")
 # The columns that say what a row is: (the paper's symbol, section of the config, field).
 DEFINITION = (
     ("N", "model", "num_layers"),
@@ -231,7 +231,7 @@ def row_group(row: str) -> str:
 
 def comparable(scale: Scale, data: str) -> bool:
     """Whether figures of this scale and data may stand beside the paper's."""
-    return data == PAPER_DATA and all(factor == 1 for factor in factors(scale).values())
+    return data in PAPER_DATA and all(factor == 1 for factor in factors(scale).values())
 
 
 def factors(scale: Scale) -> dict[str, float]:

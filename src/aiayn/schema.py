@@ -88,6 +88,9 @@ class Data:
     name: str = _name()
     vocab_size: int = _number(8, 1_000_000)
     max_length: int = _number(2, 100_000)
+    source: str = MISSING
+    source_language: str = _name()
+    target_language: str = _name()
     train_source: str = MISSING
     train_target: str = MISSING
     dev_source: str = MISSING
@@ -189,6 +192,7 @@ class Config:
     paper: Paper = field(default_factory=Paper)
     output: str = MISSING
     prepared: str = MISSING
+    tokenizer: str = _one_of("sentencepiece", "paper")
     split: str = _one_of("dev", "test")
     average: int = _number(1, 1000)
     format: str = _one_of("terminal", "md", "csv", "latex", "ctranslate2", "safetensors", "marian")
@@ -197,13 +201,13 @@ class Config:
 # What a run's numbers depend on: with another value it is another run, and a resume is refused.
 MEANING = frozenset(
     {
-        *("experiment", "seed"),
+        *("experiment", "seed", "tokenizer"),
         *(f"model.{key}" for key in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout")),
         "model.learned_positions",
         *(f"fidelity.{key}" for key in ("name", "sinusoids", "target_space", "zero_start", "embedding_rows")),
         *(f"training.{key}" for key in ("max_steps", "warmup_steps", "tokens_per_update", "label_smoothing")),
         *(f"training.{key}" for key in ("learning_rate_factor", "adam_beta1", "adam_beta2", "adam_epsilon")),
-        *(f"data.{key}" for key in ("name", "vocab_size", "max_length")),
+        *(f"data.{key}" for key in ("name", "vocab_size", "max_length", "source_language", "target_language")),
         *(f"data.{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")),
         *(f"scale.{key}" for key in ("name", "width", "layers", "steps", "warmup", "batch", "learning_rate")),
         *(f"decoding.{key}" for key in ("beam_size", "length_penalty", "max_extra")),
@@ -215,6 +219,7 @@ HARMLESS = frozenset(
     {
         *(f"training.{key}" for key in ("dev_every", "checkpoint_every", "keep_checkpoints")),
         "decoding.tokens_per_batch",
+        "data.source",  # only where the archives lie: which they are is known by their SHA-256
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
         "hardware.tokens_per_micro_batch",
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),

@@ -42,10 +42,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
             fault("written", path)
             file.flush()
             os.fsync(file.fileno())
-        fault("synced", path)
-        temporary.replace(path)
-        fault("renamed", path)
-        _flush_folder(path.parent)
+        _give_name(temporary, path)
     except OSError as error:
         reached = f" after {temporary.stat().st_size} bytes" if temporary.exists() else ""
         raise StorageError(f"cannot write {path}: {error.strerror or error}{reached}") from error
@@ -76,8 +73,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     try:
         with appending(path) as file:
             fault("appending", path)
-            while data:  # a disk that is nearly full takes a part and says so only when asked again
-                data = data[file.write(data) :]
+            append_bytes(file, path, data)
             fault("appended", path)
             os.fsync(file.fileno())
     except OSError as error:
@@ -91,6 +87,33 @@ def appending(path: Path) -> BinaryIO:
         return path.open("ab", buffering=0)
     except OSError as error:
         raise StorageError(f"cannot append to {path}: {error.strerror or error}") from error
+
+
+def append_bytes(file: BinaryIO, path: Path, data: bytes) -> None:
+    """Appends all of `data` to `file`, which `appending` has opened as `path`; StorageError when the disk refuses."""
+    try:
+        while data:  # a disk that is nearly full takes a part and says so only when asked again
+            data = data[file.write(data) :]
+    except OSError as error:
+        raise StorageError(f"cannot append to {path}: {error.strerror or error}") from error
+
+
+def adopt(partial: Path, path: Path) -> None:
+    """Gives what was appended to `partial` piece by piece its name, once it is known to be whole."""
+    try:
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        _give_name(partial, path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def free_bytes(folder: Path) -> int:
+    """What the disk that holds `folder`, or will hold it, has left for us."""
+    while not folder.exists():
+        folder = folder.absolute().parent
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 def read_lines(path: Path) -> list[str]:
@@ -156,6 +179,13 @@ def _sign(file: BinaryIO, owner: str) -> None:
     file.truncate(0)
     file.write(owner.encode())
     file.flush()
+
+
+def _give_name(written: Path, path: Path) -> None:
+    fault("synced", path)
+    written.replace(path)
+    fault("renamed", path)
+    _flush_folder(path.parent)
 
 
 def _make_folder(folder: Path) -> None:

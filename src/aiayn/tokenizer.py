@@ -11,8 +11,11 @@ import numpy.typing as npt
 import sentencepiece
 
 from aiayn import storage
+from aiayn.corpus import Side
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
+MAX_WORDS = 3_000_000
+"""Different words that are counted; beyond it the rarest are forgotten."""
 
 # SentencePiece writes a space as U+2581, learns nothing from lines with U+2585 or NUL, takes a count after a tab, and
 # cuts lines where the name of a special token stands: so those characters travel as escapes, the special tokens have
@@ -38,8 +41,8 @@ class Tokenizer:
         """The piece of each token id, as SentencePiece writes it."""
         return [self._processor.id_to_piece(number) for number in range(self.vocab_size)]
 
-    def encode(self, lines: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """The token ids of each line, without special tokens; a character never seen in learning becomes UNK."""
+    def encode(self, lines: Sequence[str], side: Side = "source") -> list[npt.NDArray[np.int32]]:
+        """The token ids of each line, on either side the same; a character never seen in learning becomes UNK."""
         ids: list[npt.NDArray[np.int32]] = self._processor.encode(
             [line.translate(_ESCAPES) for line in lines], out_type="numpy"
         )
@@ -99,7 +102,7 @@ def learn(lines: Iterable[str], vocab_size: int, model: Path) -> None:
     storage.write_bytes(model, written.getvalue())
 
 
-def count_words(lines: Iterable[str], max_words: int = 3_000_000) -> tuple[Counter[str], set[str]]:
+def count_words(lines: Iterable[str], max_words: int = MAX_WORDS) -> tuple[Counter[str], set[str]]:
     """How often each word stands in the lines, escaped, and every character: all that BPE learns from.
 
     Beyond `max_words` different words the rarest are forgotten, so that memory is bounded for any text.
@@ -108,15 +111,23 @@ def count_words(lines: Iterable[str], max_words: int = 3_000_000) -> tuple[Count
     alphabet: set[str] = set()
     for line in lines:
         words.update(line.translate(_ESCAPES).split(" "))
-        least = 1
-        while len(words) > max_words:
-            least += 1
-            for word in [word for word, count in words.items() if count < least]:
-                alphabet.update(word)
-                del words[word]
+        alphabet.update(*forget_rarest(words, max_words))
     alphabet.update(*words)
     del words[""]  # between two spaces
     return words, alphabet
+
+
+def forget_rarest(words: Counter[str], max_words: int = MAX_WORDS) -> list[str]:
+    """Takes the rarest words out of `words` until no more than `max_words` are left, and gives them back."""
+    forgotten: list[str] = []
+    least = 1
+    while len(words) > max_words:
+        least += 1
+        rare = [word for word, count in words.items() if count < least]
+        for word in rare:
+            del words[word]
+        forgotten += rare
+    return forgotten
 
 
 def _unescape(text: str) -> str:
