@@ -23,14 +23,16 @@ def changed(run: schema.Config, key: str) -> schema.Config:
         value = next(choice for choice in meta["choices"] if choice != value)
     elif isinstance(value, bool):
         value = not value
-    elif key == "paper.ppl":
-        value = 2.0
-    elif meta.get("below") == 1 or ("high" in meta and isinstance(value, float)):
-        value = 0.5 if value != 0.5 else 0.25
-    elif isinstance(value, int | float):
-        value = value + 2
+    elif key == "fidelity.embedding_rows":
+        value = 40960
+    elif "low" in meta:
+        likely = (0.5, 0.25, 2.0) if value is None or isinstance(value, float) else (value + 2,)
+        low, high, below = (meta[name] for name in ("low", "high", "below"))
+        value = next(found for found in likely if found != value and low <= found <= high and found < below)
+    elif key == "paper.params_millions":
+        value = 1
     elif value is None:
-        value = 1 if key.startswith("paper") else "x"
+        value = "x"
     else:
         value = f"{value}x"
     part = dataclasses.replace(part, **{name: value})
