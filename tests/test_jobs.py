@@ -165,7 +165,7 @@ def test_a_worker_that_ended_without_a_word_leaves_a_failure_with_its_exit_code(
     assert jobs.failure(tmp_path)["cause"] == "the worker ended with exit code 7"
 
 
-def test_the_workers_own_word_counts_more_than_the_exit_code_of_torchrun(toy_run, tmp_path):
+def test_the_workers_own_word_counts_more_than_its_exit_code(toy_run, tmp_path):
     jobs.fail(tmp_path, jobs.NON_FINITE, "the loss\nis NaN")
     assert jobs.close(worker(toy_run, tmp_path, "sys.exit(1)")) == jobs.NON_FINITE
     assert jobs.failure(tmp_path)["cause"] == "the loss is NaN"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import collections
 import lzma
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import sacrebleu
 
+from aiayn import corpus
+from aiayn.corpus import read_pairs
 from aiayn.metrics import bits_per_character, bleu, paper_tokens, perplexity
 
 REFERENCES = [
@@ -52,8 +54,8 @@ def multi_bleu(hypotheses: list[str], references: list[str]) -> float:
         h, r = hypothesis.split(), reference.split()
         sides = [sides[0] + len(h), sides[1] + len(r)]
         for n in range(1, 5):
-            h_grams = collections.Counter(tuple(h[i : i + n]) for i in range(len(h) - n + 1))
-            r_grams = collections.Counter(tuple(r[i : i + n]) for i in range(len(r) - n + 1))
+            h_grams = Counter(tuple(h[i : i + n]) for i in range(len(h) - n + 1))
+            r_grams = Counter(tuple(r[i : i + n]) for i in range(len(r) - n + 1))
             matches[n - 1] += sum(min(count, r_grams[gram]) for gram, count in h_grams.items())
             totals[n - 1] += max(0, len(h) - n + 1)
     if 0 in matches:
@@ -166,3 +168,16 @@ def test_a_perfect_translation_scores_100_and_empty_ones_0() -> None:
 def test_counts_that_differ_or_are_zero_are_refused_with_both(hypotheses: int, references: int) -> None:
     with pytest.raises(ValueError, match=rf"{hypotheses} hypotheses and {references} references"):
         bleu(HYPOTHESES[:hypotheses], REFERENCES[:references])
+
+
+def test_what_scores_without_a_model_on_the_embedded_dev_set() -> None:
+    train, dev = (list(read_pairs(corpus.EMBEDDED[split], None)) for split in ("train", "dev"))
+    sources, references = zip(*dev, strict=True)
+    of_length: dict[int, Counter[str]] = {}
+    for source, target in train:
+        of_length.setdefault(len(source.split()), Counter())[target] += 1
+    everywhere = Counter(target for _, target in train)
+    commonest = [of_length.get(len(source.split()), everywhere).most_common(1)[0][0] for source in sources]
+    always = everywhere.most_common(1)[0][0]
+    for outputs, expected in ((sources, 11.0), (commonest, 0.6), ([always] * len(dev), 0.0), (references, 100.0)):
+        assert bleu(list(outputs), list(references)).bleu["sacrebleu"] == pytest.approx(expected, abs=0.05)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import equal, rows
 
 from aiayn import beam_search, callbacks, checkpoint, config, evaluate, jobs, schema, storage, train
 from aiayn.lightning_model import LightningTransformer
@@ -26,24 +27,8 @@ class Cut(BaseException):
     """As abrupt as a process can end from the inside: no `except Exception` sees it."""
 
 
-def equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other
-
-
 def load(folder: Path, step: int) -> dict[str, Any]:
     return checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.path_of(folder / "checkpoints", step))
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """The metrics without the times."""
-    found = [json.loads(line) for line in storage.read_lines(folder / "metrics.jsonl")]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
 
 
 def result(folder: Path) -> dict[str, Any]:

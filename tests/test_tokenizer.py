@@ -1,4 +1,5 @@
 import io
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -46,19 +47,28 @@ def test_every_text_of_learned_characters_comes_back_exactly(hostile, lines) -> 
     assert not any(set(ids.tolist()) & {PAD, UNK, BOS, EOS} for ids in hostile.encode(lines))
 
 
-def test_sentencepiece_alone_would_lose_special_names_and_its_own_space() -> None:
+def by_sentencepiece_alone(
+    lines: Iterable[str], vocab_size: int, **special: int
+) -> sentencepiece.SentencePieceProcessor:
+    """The BPE that SentencePiece learns from whole lines."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(HOSTILE),
+        sentence_iterator=iter(lines),
         model_writer=written,
         model_type="bpe",
-        vocab_size=47,
+        vocab_size=vocab_size,
         character_coverage=1.0,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
+        max_sentence_length=2**30,
         minloglevel=2,
+        **special,
     )
-    plain = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+
+
+def test_sentencepiece_alone_would_lose_special_names_and_its_own_space() -> None:
+    plain = by_sentencepiece_alone(HOSTILE, 47)
     assert plain.decode(plain.encode("<s>")) != "<s>"
     assert plain.decode(plain.encode("\u2581")) != "\u2581"
 
@@ -134,23 +144,7 @@ def test_counted_words_teach_the_pieces_that_whole_lines_teach(tmp_path) -> None
     lines = [line for pair in read_pairs(EMBEDDED["train"], None) for line in pair][:7001]
     lines += ["two  spaces", "  first", "last  "]
     learn(lines, 1009, tmp_path / "tokenizer.model")
-    written = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=written,
-        model_type="bpe",
-        vocab_size=1009,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        character_coverage=1.0,
-        max_sentence_length=2**30,
-        pad_id=PAD,
-        unk_id=UNK,
-        bos_id=BOS,
-        eos_id=EOS,
-        minloglevel=2,
-    )
-    whole = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    whole = by_sentencepiece_alone(lines, 1009, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS)
     expected = [whole.id_to_piece(number) for number in range(EOS + 1, 1009)]
     assert Tokenizer(tmp_path / "tokenizer.model").pieces[EOS + 1 :] == expected
     learn(lines[::2], 1009, tmp_path / "half.model")  # control: other counts teach other pieces

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import equal, rows
 
 from aiayn import checkpoint, config, jobs, storage, train
 from aiayn.lightning_model import LightningTransformer, NonFinite
@@ -16,22 +17,6 @@ from aiayn.lightning_model import LightningTransformer, NonFinite
 
 def final_state(folder: Path) -> dict:
     return checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.newest(folder / "checkpoints")[0])
-
-
-def rows(folder: Path) -> list[dict]:
-    """The metrics without the times."""
-    found = [json.loads(line) for line in storage.read_lines(folder / "metrics.jsonl")]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
-
-
-def equal(one, other) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other
 
 
 def trained(run: config.Config, folder: Path) -> Path:
@@ -101,7 +86,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(t
         train.train(toy_run, folder)
 
 
-def test_two_ranks_train_what_one_trains(toy, tmp_path, aiayn):
+def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_path, aiayn):
     """With dropout: a micro-batch has its own randomness, wherever it is computed."""
     states = []
     for devices in (1, 2):
@@ -112,6 +97,11 @@ def test_two_ranks_train_what_one_trains(toy, tmp_path, aiayn):
         else:
             aiayn("train", *words)
         states.append(final_state(config.run_folder(run)))
+    by_torchrun = tmp_path / "torchrun"
+    storage.write_text(by_torchrun / "config.yaml", config.to_yaml(run))
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "aiayn.worker"]
+    subprocess.run([*ranks, by_torchrun], check=True, capture_output=True)
+    assert equal(final_state(by_torchrun), states[1])
     one, two = (state["state_dict"] for state in states)
     assert len(one) > 10
     for name, weight in one.items():

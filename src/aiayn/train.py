@@ -241,6 +241,8 @@ def main(folder: Path) -> int:
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+    # torch 2.13's name for it is not torch 2.11's, and with the new one buffers would still be sent once
+    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*is deprecated")
     # Lightning's advice wherever SLURM is installed: the ranks are ours, and srun is not asked for them
     warnings.filterwarnings("ignore", message=".*srun.*command is available")
     try:
