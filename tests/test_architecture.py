@@ -51,7 +51,7 @@ MODULES = (
         "translate",
         "attention_maps",
         "table",
-        *("export", "rivals", "contest", "bench"),
+        *("export", "rivals", "sheets", "contest", "probe", "forecast", "growth", "breakdown", "bench"),
         "launcher",
         "plan",
         "versions",

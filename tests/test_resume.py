@@ -259,7 +259,7 @@ def test_every_harmless_key_that_does_not_touch_the_hardware_may_change_and_no_b
         decoding=dataclasses.replace(longer.decoding, tokens_per_batch=29),
         wandb=dataclasses.replace(longer.wandb, project="other", entity="me"),
         paper=dataclasses.replace(longer.paper, ppl=2.0, bleu=3.0, params_millions=5),
-        bench=schema.Bench("decoding", 7.0, 11, 13, "elsewhere.json"),
+        bench=schema.Bench("decoding", 7.0, 11, 13, 5.0, "elsewhere.json"),
         plan=schema.Plan("a100", 3, 0.5, 2.0),
         data=dataclasses.replace(longer.data, source="elsewhere"),
         output=str(tmp_path),

@@ -1,9 +1,10 @@
-"""`aiayn bench`: tokens a second in training and decoding, ours and the rivals', from the same run."""
+"""`aiayn bench`: ours and the rivals' in turn, how training grows, where its time goes; tables and all numbers."""
 
 import dataclasses
 import platform
-import statistics
+import shlex
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
@@ -12,13 +13,18 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from aiayn import storage
-from aiayn.contest import OURS, decoding, training
+from aiayn import breakdown, config, growth, sheets, storage
+from aiayn.contest import decoding, training
+from aiayn.probe import processes
 from aiayn.schema import Config, ConfigError
+from aiayn.sheets import Sheet
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
+NEWSTEST = 3000  # sentences of newstest2013
+WORDS, LONGEST = 37000, 256  # the paper's vocabulary; WMT14's sentences
+
+Show = Callable[[Sheet], None]
 
 
 def cpu() -> dict[str, Any]:
@@ -34,98 +40,109 @@ def cpu() -> dict[str, Any]:
     return {"cpu": facts.get("model name", platform.machine()), "cores": text.count("processor\t"), "bf16": bf16}
 
 
-def table(title: str, part: dict[str, Any]) -> Table:
-    """One kind of work as the terminal shows it."""
-    unit = part["unit"]
-    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in ("", "precision"):
-        shown.add_column(column)
-    for column in ("target tok/s", "source tok/s", f"ms an {unit}" if unit == "update" else "ms a batch", "aiayn is"):
-        shown.add_column(column, justify="right")
-    shown.add_column("check")
-    ours = {line["precision"]: line["seconds_a_round"] for line in part["lines"] if line["name"] == OURS}
-    for line in part["lines"]:
-        base = ours.get(line["precision"], ours["fp32"])
-        ratio = statistics.median(theirs / own for theirs, own in zip(line["seconds_a_round"], base, strict=True))
-        rates = (_rate(part[f"{side}_tokens"], line["seconds_a_round"]) for side in ("target", "source"))
-        milliseconds = 1000 * statistics.median(line["seconds_a_round"]) / part["units_a_round"]
-        shown.add_row(
-            line["name"],
-            line["precision"],
-            *(f"{rate:,.0f}" for rate in rates),
-            f"{milliseconds:,.1f}",
-            "" if line["name"] == OURS else f"{ratio:.2f} x",
-            ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in line["checks"].items()),
-        )
-    return shown
-
-
-def verdict(part: dict[str, Any]) -> list[str]:
-    """Ours beside the fastest rival: both in fp32, then each in its fastest precision."""
-    lines = []
-    for what, chosen in (
-        ("fp32", [x for x in part["lines"] if x["precision"] == "fp32" or "float32" in x["name"]]),
-        ("each in its fastest precision", part["lines"]),
-    ):
-        rates = {(x["name"], x["precision"]): _rate(part["target_tokens"], x["seconds_a_round"]) for x in chosen}
-        own = max(rate for (name, _), rate in rates.items() if name == OURS)
-        best, rate = max(((key, rate) for key, rate in rates.items() if key[0] != OURS), key=lambda item: item[1])
-        lines.append(f"{what}: {own / rate:.2f} x the fastest rival ({' '.join(best)}, {rate:,.0f} target tokens/s)")
-    return lines
-
-
-def main(config: Config) -> None:
-    """Measures, prints the tables and writes all numbers as JSON."""
-    torch.set_num_threads(config.hardware.threads)
-    device = "cuda" if config.hardware.accelerator == "gpu" else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"hardware={config.hardware.name}: torch sees no GPU here")
-    precisions = ["fp32", "medium", *(["bf16"] if device == "cuda" or cpu()["bf16"] else [])]
+def main(run: Config) -> None:
+    """Measures, prints the tables, and writes them as Markdown and all numbers as JSON."""
+    torch.set_num_threads(run.hardware.threads)
+    device = "cuda" if run.hardware.accelerator == "gpu" else "cpu"
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"hardware={run.hardware.name}: torch sees no GPU here")
+        run = paper_sized(run)
     result: dict[str, Any] = {
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
-        "hardware": {**cpu(), "threads": config.hardware.threads, "device": _device_name(device)},
+        "hardware": {**cpu(), "threads": run.hardware.threads, "device": _device_name(device)},
         "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "config": dataclasses.asdict(config),
+        "config": dataclasses.asdict(run),
         "parts": {},
     }
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
-    console.print(_headline(config, result))
-    kinds: dict[str, Callable[[], dict[str, Any]]] = {}
-    if config.bench.kind != "decoding":
-        kinds["training"] = lambda: training(config, precisions, device)
-    if config.bench.kind != "training":
-        kinds[f"decoding, beam {config.decoding.beam_size}"] = lambda: decoding(
-            config, precisions, device, config.decoding.beam_size
-        )
-        kinds["decoding, greedy"] = lambda: decoding(config, precisions, device, 1)
-    for kind, measure in kinds.items():
-        part = result["parts"][kind] = measure()
-        counted = f"{part['units_a_round']} {part['unit']}{'e' if part['unit'] == 'batch' else ''}s a round"
+    console.print(_headline(run, result), markup=False)
+    shown: list[Sheet] = []
+
+    def show(sheet: Sheet) -> None:
+        shown.append(sheet)
         console.print()
-        console.print(table(f"{kind}: {counted}, median of {config.bench.rounds} rounds", part))
-        console.print(f"padded share of the rivals' tokens {part['padded_share_of_rivals']:.1%}, of ours none")
-        for line in verdict(part):
-            console.print(line)
-    storage.write_json(Path(config.bench.output), result)
-    console.print(f"\nall numbers: {config.bench.output}")
+        console.print(sheet.terminal())
+        for line in sheet.remarks:
+            console.print(line, markup=False)
+
+    contests: dict[str, Any] = {}
+    began = time.perf_counter()
+    for kind, measure in parts(run, device).items():
+        part = result["parts"][kind] = measure(show)
+        if "lines" in part:
+            contests[kind] = part
+            show(sheets.by_line(kind, part))
+    if contests:
+        shown.insert(0, sheets.by_rival(contests))
+    result["seconds"] = round(time.perf_counter() - began, 1)
+    output = Path(run.bench.output)
+    storage.write_json(output, result)
+    storage.write_text(output.with_suffix(".md"), markdown(run, result, shown))
+    console.print(f"\n{result['seconds']:.0f} s in all; all numbers: {output}; tables: {output.with_suffix('.md')}")
 
 
-def _headline(config: Config, result: dict[str, Any]) -> str:
-    model, hardware = config.model, result["hardware"]
+def paper_sized(run: Config) -> Config:
+    """The same row at the paper's own size, whatever the scale: what a GPU is measured on."""
+    data = dataclasses.replace(run.data, vocab_size=WORDS, max_length=LONGEST)
+    return config.row(run.experiment, dataclasses.replace(run, scale=config.rows()["base"].scale, data=data))
+
+
+def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]]]:
+    """What `bench.kind` asks for: each part's name, and what measures it and may show tables of its own."""
+    gpu, beam = device == "cuda", run.decoding.beam_size
+    precisions = ["bf16"] if gpu else ["fp32", "medium", *(["bf16"] if cpu()["bf16"] else [])]
+    groups = {"all": {"training", "decoding", "growth", "profile"}, "rivals": {"training", "decoding"}}
+    chosen = groups.get(run.bench.kind, {run.bench.kind})
+    found: dict[str, Callable[[Show], dict[str, Any]]] = {}
+    if "training" in chosen:
+        found["training"] = lambda show: training(run, precisions, device)
+        if gpu and run.experiment != "big":
+            found["training, big"] = lambda show: training(config.row("big", run), precisions, device)
+    if "decoding" in chosen and gpu:
+        found["newstest2013"] = lambda show: growth.decoded(run, NEWSTEST, run.bench.rounds, show)
+    if "decoding" in chosen and not (gpu and run.bench.kind == "all"):  # in ten minutes there is no time for rivals
+        found[f"decoding, beam {beam}"] = lambda show: decoding(run, precisions, device, beam)
+        found["decoding, greedy"] = lambda show: decoding(run, precisions, device, 1)
+    if "growth" in chosen:
+        found["growth"] = lambda show: growth.growth(run, show)
+    if "profile" in chosen:
+        found["profile"] = lambda show: profiles(run, [name for name in precisions if name != "medium"], device, show)
+    return found
+
+
+def profiles(run: Config, precisions: list[str], device: str, show: Show) -> dict[str, Any]:
+    """Where the time of a step goes in each precision."""
+    if device == "cuda":
+        found = [breakdown.breakdown(run, precision, device) for precision in precisions]
+    else:  # a process of its own: threads and memory are as in training
+        with processes(1) as pool:
+            found = [pool.submit(breakdown.breakdown, run, precision, device).result() for precision in precisions]
+    show(breakdown.sheet(found))
+    return {column["precision"]: column for column in found}
+
+
+def markdown(run: Config, result: dict[str, Any], shown: list[Sheet]) -> str:
+    """The tables under what they were measured on, the command and the date at the end."""
+    command = shlex.join([*result["command"][0].split(), *result["command"][1:]])
+    made = f"`{command}`, {result['made_at']}, {result['seconds']:.0f} s."
+    machine, sizes = _headline(run, result).splitlines()
+    title = f"## {run.experiment} at scale {run.scale.name}, {result['hardware']['threads']} threads"
+    return "\n".join([title, "", f"{machine}.", f"{sizes}.", "", *(sheet.markdown() for sheet in shown), made, ""])
+
+
+def _headline(run: Config, result: dict[str, Any]) -> str:
+    model, hardware = run.model, result["hardware"]
     bf16 = ", ".join(hardware["bf16"]) if hardware["bf16"] else "no"
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
     return (
         f"{hardware['cpu']}, {hardware['cores']} cores, bf16: {bf16}; {hardware['device']};"
         f" {hardware['threads']} threads; {versions}\n"
-        f"{config.experiment} at scale {config.scale.name}: d_model {model.d_model}, N {model.num_layers},"
-        f" d_ff {model.d_ff}, h {model.num_heads}, d_k {model.d_k}, d_v {model.d_v}, {config.data.vocab_size} words;"
-        f" sentences of about {config.bench.mean_length:g} tokens, updates of {config.training.tokens_per_update}"
+        f"{run.experiment} at scale {run.scale.name}: d_model {model.d_model}, N {model.num_layers},"
+        f" d_ff {model.d_ff}, h {model.num_heads}, d_k {model.d_k}, d_v {model.d_v}, {run.data.vocab_size} words;"
+        f" sentences of about {run.bench.mean_length:g} tokens, updates of {run.training.tokens_per_update}"
     )
-
-
-def _rate(tokens: list[int], seconds: list[float]) -> float:
-    return statistics.median(count / taken for count, taken in zip(tokens, seconds, strict=True))
 
 
 def _version(name: str) -> str | None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn import rivals
+from aiayn import flops, rivals
 from aiayn.batching import Batch, epoch_plan, gather
 from aiayn.beam_search import translate_ids
 from aiayn.dataset import Pairs
@@ -21,10 +21,11 @@ from aiayn.evaluate import build
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.rivals import SENTENCES, Decode
 from aiayn.schema import Config
+from aiayn.sheets import OURS
 from aiayn.tokenizer import BOS, EOS
 from aiayn.transformer import DecoderLayer, Transformer
 
-OURS = "aiayn"
+COMPILED = ", compiled"
 OUTPUT_LENGTH = 25  # tokens; sources as long, EOS included, so that nobody pads
 
 
@@ -37,6 +38,7 @@ class Contestant:
     run: Callable[[int], None]  # the round's number
     checks: dict[str, float]
     seconds: list[float] = dataclasses.field(default_factory=list)
+    first_seconds: float | None = None  # of its first pass, in which it compiles what it compiles
 
 
 @contextmanager
@@ -109,25 +111,33 @@ def training(config: Config, precisions: list[str], device: str) -> dict[str, An
     reference = _loss_and_gradients(model, our_loss, batches[0], "fp32", device)
     contestants = []
     for precision in precisions:
-        for name, module in {OURS: model, **rivals.trainable(model)}.items():
+        for name, module in _trainable(model, device).items():
             module = copy.deepcopy(module).to(device).eval()
+            if name.endswith(COMPILED):
+                compile_parts(module)
             loss = our_loss if name == OURS else their_loss
-            checks = _compare(reference, _loss_and_gradients(module, loss, batches[0], precision, device), name)
-            contestants.append(
-                Contestant(name, precision, _trainer(module.train(), loss, batches, updates, config), checks)
-            )
+            began = time.perf_counter()
+            found = _loss_and_gradients(module, loss, batches[0], precision, device)
+            first_seconds = time.perf_counter() - began
+            run = _trainer(module.train(), loss, batches, updates, config)
+            checks = _compare(reference, found, name.removesuffix(COMPILED))
+            contestants.append(Contestant(name, precision, run, checks, first_seconds=first_seconds))
     take_turns(contestants, rounds, device)
     counted = slice(updates, None)
     source = [len(batch.source) for batch in batches[counted]]
     target = [len(batch.target) for batch in batches[counted]]
     cells = sum(x.source.numel() + x.target_input.numel() for x in rectangles[counted])
     padding = 1 - (sum(source) + sum(target)) / cells
+    lengths = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
+    work = flops.training_flops(config.model, len(model.embedding.weight), sum(source), sum(target), *lengths)
     return {
         "unit": "update",
         "source_tokens": [sum(source[i : i + updates]) for i in range(0, len(source), updates)],
         "target_tokens": [sum(target[i : i + updates]) for i in range(0, len(target), updates)],
         "padded_share_of_rivals": padding,
         "units_a_round": updates,
+        "flops_a_token": work / sum(target),
+        "peak": flops.peak_of(torch.cuda.get_device_name()) if device == "cuda" else None,
         "lines": [_line(contestant) for contestant in contestants],
     }
 
@@ -172,6 +182,12 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
     }
 
 
+def compile_parts(module: nn.Module, backend: str = "inductor") -> None:
+    """Puts compiled versions in the place of a rival's encoder and decoder; one for all shapes."""
+    for part in ("encode", "decode"):
+        setattr(module, part, torch.compile(getattr(module, part), dynamic=True, backend=backend))
+
+
 def endless(model: Transformer) -> Transformer:
     """The model, changed so that EOS is never likely: every output is as long as it may be, whoever searches."""
     last = model.decoder[-1]
@@ -181,6 +197,12 @@ def endless(model: Transformer) -> Transformer:
         last.after_feed_forward.norm.bias.add_(4 * direction)
         model.embedding.weight[EOS] = -4 * direction
     return model
+
+
+def _trainable(model: Transformer, device: str) -> dict[str, nn.Module]:
+    found = {OURS: model, **rivals.trainable(model)}
+    # Where a compiler pays
+    return found | ({f"torch.nn{COMPILED}": found["torch.nn"]} if device == "cuda" else {})
 
 
 def _trainer(
@@ -251,4 +273,5 @@ def _line(contestant: Contestant) -> dict[str, Any]:
         "precision": contestant.precision,
         "checks": contestant.checks,
         "seconds_a_round": contestant.seconds,
+        "first_seconds": contestant.first_seconds,
     }

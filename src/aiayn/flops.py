@@ -64,6 +64,11 @@ def device(hardware: Hardware, gpu: str) -> Device:
     return GPUS[gpu] if hardware.accelerator == "gpu" else CORE
 
 
+def peak_of(name: str) -> float | None:
+    """The peak in TFLOP/s of the GPU that a driver names so; None where its kind is not known."""
+    return next((gpu.peak for kind, gpu in GPUS.items() if kind in name.lower().replace(" ", "")), None)
+
+
 def power(flops: float) -> str:
     """Operations as Table 2 has them: 3.3e18."""
     return f"{flops:.2e}".replace("e+", "e")

@@ -136,7 +136,7 @@ def start(run: Config, log: Path | None, held: contextlib.ExitStack) -> Job:
     environment["AIAYN_PARENT"] = str(os.getpid())
     devices = run.hardware.devices
     if devices > 1:
-        environment |= {"WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environment |= {"WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     job = Job(run, folder, [], held)
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(storage.appending(log)) if log else None
@@ -220,7 +220,8 @@ def without_secrets(text: str) -> str:
     return text
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

@@ -147,10 +147,11 @@ class Wandb:
 class Bench:
     """How long `aiayn bench` measures, and on what."""
 
-    kind: str = _one_of("all", "training", "decoding")
+    kind: str = _one_of("all", "rivals", "training", "decoding", "growth", "profile")
     mean_length: float = _number(1.0, 10_000)
     updates: int = _number(1)
     rounds: int = _number(1)
+    seconds: float = _number(0.0, 3600.0)
     output: str = MISSING
 
 
@@ -223,7 +224,7 @@ HARMLESS = frozenset(
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
         "hardware.tokens_per_micro_batch",
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
-        *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "output")),
+        *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "seconds", "output")),
         *(f"plan.{key}" for key in ("gpu", "gpus", "efficiency", "price_per_hour")),
         *(f"paper.{key}" for key in ("ppl", "bleu", "params_millions")),
         *("output", "prepared", "split", "average", "format"),

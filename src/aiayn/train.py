@@ -236,15 +236,21 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def main(folder: Path) -> int:
-    """Trains the run of a folder and returns the exit code; what went wrong is one line and `failure.json`."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+def quieten() -> None:
+    """Leaves out what Lightning says of itself and of torch."""
+    for library in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
     # torch 2.13's name for it is not torch 2.11's, and with the new one buffers would still be sent once
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*is deprecated")
     # Lightning's advice wherever SLURM is installed: the ranks are ours, and srun is not asked for them
     warnings.filterwarnings("ignore", message=".*srun.*command is available")
+
+
+def main(folder: Path) -> int:
+    """Trains the run of a folder and returns the exit code; what went wrong is one line and `failure.json`."""
+    quieten()
     try:
         rank = os.environ.get("RANK", "0")
         # Rank 0 of several takes the same lock as a worker that is alone: there is one run to a folder

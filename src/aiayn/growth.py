@@ -1,0 +1,214 @@
+"""How training grows with row, sentence length, update and ranks; rows side by side; what eight GPUs would make."""
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from aiayn import config, flops, forecast
+from aiayn.contest import computing, endless, synthetic_pairs
+from aiayn.evaluate import build, search
+from aiayn.forecast import ETHERNET, GRADIENT_BYTES, INFINIBAND, NVLINK, Forecast, Link, Pace
+from aiayn.probe import MEGA, Point, in_processes, measure
+from aiayn.schema import ROWS, Config
+from aiayn.sheets import Sheet
+
+LENGTHS = (10, 28, 60, 120)
+UPDATES = (0.125, 0.25, 0.5, 1, 2)  # times training.tokens_per_update
+RANKS = (1, 2)
+GPUS, NODES = 8, 8
+
+Series = dict[str, Point]
+
+
+def growth(run: Config, show: Callable[[Sheet], object]) -> dict[str, Any]:
+    """Every measurement, each table shown as soon as it is there; the numbers as plain data."""
+    gpu = run.hardware.accelerator == "gpu"
+    rows = series({name: config.row(name, run) for name in ROWS})
+    show(sheet(f"by row, at scale {run.scale.name}", "row", rows, run))
+    lengths = series({str(length): of_length(run, length) for length in LENGTHS})
+    show(sheet("by mean length of the sentences", "tokens", lengths, run))
+    updates = series(of_updates(run))
+    show(sheet("by target tokens of an update", "tokens", updates, run))
+    pace = forecast.pace(
+        *zip(*((p.target_tokens / p.updates, p.update_seconds) for p in updates.values()), strict=True)
+    )
+    result: dict[str, Any] = {"rows": rows, "lengths": lengths, "updates": updates, "pace": pace}
+    here = updates[str(run.training.tokens_per_update)]
+    measured = {}
+    if not gpu:
+        ranks = {count: in_processes([on(run, count)] * count, ranks=True) for count in RANKS}
+        measured = {count: found[0] for count, found in ranks.items()}
+        title = "by ranks of one thread each, which share an update"
+        show(sheet(title, "ranks", {str(count): point for count, point in measured.items()}, run))
+        result["ranks"] = {str(count): found for count, found in ranks.items()}
+        result["side_by_side"], table = side_by_side(run)
+        show(table)
+    result["forecasts"] = forecasts(run, pace, here, measured)
+    show(forecast_sheet(result["forecasts"], here, measured))
+    return {name: _plain(part) for name, part in result.items()}
+
+
+def series(runs: dict[str, Config]) -> Series:
+    """One point after another: in this process on a GPU, which tells its memory itself, else in a new one each."""
+    found = {}
+    for name, run in runs.items():
+        (found[name],) = [measure(run)] if run.hardware.accelerator == "gpu" else in_processes([run])
+    return found
+
+
+def of_length(run: Config, length: float) -> Config:
+    """The same run on sentences of another mean length, as long as an update can hold them."""
+    longest = min(run.training.tokens_per_update, max(run.data.max_length, round(4 * length)))
+    return dataclasses.replace(
+        run,
+        data=dataclasses.replace(run.data, max_length=longest),
+        bench=dataclasses.replace(run.bench, mean_length=min(length, longest)),
+        hardware=_holding(run, longest),
+    )
+
+
+def of_updates(run: Config) -> dict[str, Config]:
+    """The same run with other sizes of an update, none of them too small for a sentence."""
+    sizes = {max(run.data.max_length, round(factor * run.training.tokens_per_update)) for factor in UPDATES}
+    return {str(size): _of_update(run, size) for size in sorted(sizes)}
+
+
+def on(run: Config, ranks: int) -> Config:
+    """The same run on so many ranks of one thread each."""
+    return dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=ranks, threads=1))
+
+
+def side_by_side(run: Config) -> tuple[dict[str, Any], Sheet]:
+    """Runs of one row at once, one thread each, and one after the other with all of them: which is faster here."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    together = in_processes([_with_threads(run, 1)] * cores)
+    alone = in_processes([_with_threads(run, cores)])
+    rates = {f"{cores} at once, 1 thread each": sum(p.rate for p in together)}
+    rates[f"one after the other, {cores} threads"] = alone[0].rate
+    best, other = max(rates, key=rates.__getitem__), min(rates, key=rates.__getitem__)
+    remark = f"{best} is {rates[best] / rates[other]:.2f} x as fast"
+    rows = [[name, f"{rate:,.0f}"] for name, rate in rates.items()]
+    table = Sheet("runs of a sweep on this machine", ["", "target tok/s of all"], rows, [remark])
+    return {"together": together, "alone": alone}, table
+
+
+def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], object]) -> dict[str, Any]:
+    """Seconds in which a corpus like newstest2013 is searched, every output as long as its source."""
+    device = "cuda" if run.hardware.accelerator == "gpu" else "cpu"
+    pairs = synthetic_pairs(dataclasses.replace(run, bench=dataclasses.replace(run.bench, mean_length=28.0)), sentences)
+    sources = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
+    model = endless(build(run, run.data.vocab_size)).to(device).eval()
+    how = dataclasses.replace(run.decoding, max_extra=0)
+    seconds = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        with computing("bf16" if device == "cuda" else "fp32", device):
+            found = search(model, [source[:-1] for source in sources], how)
+        seconds.append(time.perf_counter() - began)
+    tokens = sum(len(hypothesis.ids) for hypothesis in found)
+    taken = statistics.median(seconds[1:])
+    cells = [f"{sentences:,}", f"{tokens:,}", f"{taken:.2f}", f"{sentences / taken:,.0f}", f"{tokens / taken:,.0f}"]
+    title = f"a corpus like newstest2013 decoded, beam {how.beam_size}, without loading, median of {rounds} rounds"
+    show(Sheet(title, ["sentences", "tokens", "seconds", "sentences/s", "tok/s"], [cells], words=()))
+    return {"sentences": sentences, "tokens": tokens, "seconds_a_round": seconds[1:]}
+
+
+def forecasts(run: Config, pace: Pace, here: Point, measured: dict[int, Point]) -> list[Forecast]:
+    """One training on several devices: as many as were measured, for comparison, and eight, and eight times eight."""
+    tokens, parameters = here.target_tokens / here.updates, here.parameters
+    found = []
+    for ranks, point in measured.items():
+        if not point.all_reduce_seconds:  # one alone: how fast is a rank of one thread?
+            slower = point.update_seconds / pace.seconds(tokens)
+            of_rank = Pace(slower * pace.fixed, slower * pace.each_token)
+            continue
+        sent = forecast.ring_bandwidth(GRADIENT_BYTES * parameters, ranks, point.all_reduce_seconds)
+        link = Link(sent, f"gloo, {sent / 1e9:.2f} GB/s measured")
+        found.append(forecast.shared(f"{ranks} ranks on this machine", of_rank, tokens, ranks, parameters, link))
+    if run.hardware.accelerator == "gpu":
+        found.append(forecast.shared(f"{GPUS} GPUs", pace, tokens, GPUS, parameters, NVLINK))
+        found.append(forecast.shared(f"{NODES} nodes of {GPUS}", pace, tokens, NODES * GPUS, parameters, INFINIBAND))
+        return found
+    found.append(forecast.shared(f"{NODES} machines like this", pace, tokens, NODES, parameters, ETHERNET))
+    device = flops.GPUS[run.plan.gpu]
+    efficiency = run.plan.efficiency or device.efficiency
+    each = here.flops / here.target_tokens / (device.peak * flops.TERA * efficiency)
+    assumed = Pace(here.outside_seconds / here.updates, each)
+    for name, ranks, link in (
+        (f"{GPUS} {run.plan.gpu}", GPUS, NVLINK),
+        (f"{NODES} nodes of {GPUS} {run.plan.gpu}", NODES * GPUS, INFINIBAND),
+    ):
+        basis = f"{link.basis}; {efficiency:.0%} of {device.peak:g} TFLOP/s assumed, host time as here"
+        found.append(forecast.shared(name, assumed, tokens, ranks, parameters, Link(link.bytes_a_second, basis)))
+    return found
+
+
+def sheet(title: str, first: str, points: Series, run: Config) -> Sheet:
+    """Points as a table."""
+    gpu = run.hardware.accelerator == "gpu"
+    peak = flops.peak_of(torch.cuda.get_device_name()) if gpu else None
+    head = [first, "params M", "target tok/s", "source tok/s", "ms an update", "of them outside the step", "TFLOP/s"]
+    head += ["of its peak"] if peak else []
+    rows = []
+    for name, point in points.items():
+        pace = point.flops / point.seconds / flops.TERA
+        cells = [name, f"{point.parameters / MEGA:.2f}", f"{point.rate:,.0f}"]
+        cells += [f"{point.source_tokens / point.seconds:,.0f}", f"{1000 * point.update_seconds:,.1f}"]
+        cells += [f"{1000 * point.outside_seconds / point.updates:.2f}", f"{pace:.4g}"]
+        rows.append(
+            [*cells, *([f"{pace / peak:.1%}"] if peak else []), f"{point.first_seconds:.2f}", f"{point.peak_mb:,.0f}"]
+        )
+    libraries = next(iter(points.values())).before_mb
+    remark = "GPU memory that torch took" if gpu else f"peak of the process, {libraries:,.0f} of it libraries"
+    return Sheet(title, [*head, "first update s", "peak MB"], rows, [f"peak MB: {remark}"])
+
+
+def forecast_sheet(found: list[Forecast], here: Point, measured: dict[int, Point]) -> Sheet:
+    """The estimates as a table, beside what was measured where it was."""
+    rows = [
+        [
+            line.name,
+            f"{1000 * line.step_seconds:,.2f}",
+            f"{1000 * line.all_reduce_seconds:,.2f}",
+            f"{line.rate:,.0f}",
+            f"{measured[line.ranks].rate:,.0f}" if line.ranks in measured else "not measured",
+            f"{line.efficiency:.0%}",
+            line.basis,
+        ]
+        for line in found
+    ]
+    head = ["", "step ms", "all-reduce ms", "target tok/s", "measured", "efficiency", "basis"]
+    size = GRADIENT_BYTES * here.parameters / MEGA
+    remarks = [
+        f"an all-reduce of {size:,.1f} MB an update; updates of {here.target_tokens / here.updates:,.0f} target tokens,"
+        " shared; nothing overlaps",
+        "a table of 20 rows shares no update: its rows run side by side, which needs no all-reduce (aiayn plan)",
+    ]
+    return Sheet("one training on several devices, estimated", head, rows, remarks, words=(0, 6))
+
+
+def _of_update(run: Config, tokens: int) -> Config:
+    return dataclasses.replace(run, training=dataclasses.replace(run.training, tokens_per_update=tokens))
+
+
+def _holding(run: Config, longest: int) -> Any:
+    tokens = max(run.hardware.tokens_per_micro_batch, longest)
+    return dataclasses.replace(run.hardware, tokens_per_micro_batch=tokens)
+
+
+def _with_threads(run: Config, threads: int) -> Config:
+    return dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, threads=threads))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list) else value

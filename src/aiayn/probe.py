@@ -1,0 +1,221 @@
+"""A short training as `aiayn train` does it, through Lightning and all: its pace and its memory."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed
+
+from aiayn import flops, jobs, signals, train
+from aiayn.callbacks import Record
+from aiayn.contest import synthetic_pairs
+from aiayn.dataset import Dataset, Pairs
+from aiayn.evaluate import build
+from aiayn.lightning_data import Update
+from aiayn.lightning_model import LightningTransformer
+from aiayn.schema import Config
+
+WARM_UP = 2  # updates: kernels are compiled, memory is taken
+FEWEST = 3  # updates that are measured, however long they take
+PATIENCE = 600.0  # seconds that one process waits for another
+EXCHANGES = 5
+NEVER = 10**9
+MEGA = 1e6
+
+
+def _nobody() -> None:
+    pass
+
+
+_wait_for_others: Callable[[], object] = _nobody
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured of one training."""
+
+    updates: int
+    source_tokens: int  # of all ranks
+    target_tokens: int
+    seconds: float
+    outside_seconds: float  # of them between two steps: data, record, Lightning
+    first_seconds: float  # the first update
+    flops: float
+    parameters: int
+    peak_mb: float  # of the process, or of the GPU's memory
+    before_mb: float  # what was in use before there was a model: Python and its libraries
+    all_reduce_seconds: float | None = None  # of the gradients, where there are several ranks
+
+    @property
+    def rate(self) -> float:
+        """Target tokens a second."""
+        return self.target_tokens / self.seconds
+
+    @property
+    def update_seconds(self) -> float:
+        """Seconds of an update."""
+        return self.seconds / self.updates
+
+
+class Enough(Exception):
+    """What was to be measured is measured."""
+
+
+class Stopwatch(Record):
+    """Ends a training when its updates after the warm-up have taken so many seconds; writes nothing."""
+
+    def __init__(self, folder: Path, seconds: float, together: Callable[[], object]) -> None:
+        super().__init__(folder / "metrics.jsonl", 0, lambda row: None, writes=False)
+        self.limit, self.together = seconds, together
+        self.updates = 0
+        self.first = self.inside = self.began = self.taken = 0.0
+        self.all_reduce: float | None = None
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Update, batch_idx: int) -> None:
+        """Looks at the clock."""
+        self.entered = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Update, batch_idx: int) -> None:
+        """Counts the update, unless it belongs to the warm-up."""
+        self.inside += time.perf_counter() - self.entered
+        super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
+        done = batch.number + 1
+        if done == 1:
+            self.first = self.inside
+        if done > WARM_UP:
+            self.updates += 1
+            enough = self.updates >= FEWEST and time.perf_counter() - self.began >= self.limit
+            if trainer.world_size > 1:
+                enough = trainer.strategy.reduce_boolean_decision(enough, all=True)
+            if enough:
+                self.finish(trainer, module)
+        elif done == WARM_UP:
+            self.together()
+            _settle(module)
+            self.source_tokens = self.target_tokens = 0
+            self.inside, self.began = 0.0, time.perf_counter()
+
+    def finish(self, trainer: Any, module: Any) -> None:
+        """Ends the training by raising Enough; among several ranks, times first what they tell each other."""
+        _settle(module)
+        self.taken = time.perf_counter() - self.began
+        if trainer.world_size > 1:
+            gradients = torch.zeros(sum(parameter.numel() for parameter in module.parameters()), device=module.device)
+            torch.distributed.all_reduce(gradients)
+            began = time.perf_counter()
+            for _ in range(EXCHANGES):
+                torch.distributed.all_reduce(gradients)
+            _settle(module)
+            self.all_reduce = (time.perf_counter() - began) / EXCHANGES
+        raise Enough
+
+
+class Synthetic:
+    """A corpus of random sentences."""
+
+    def __init__(self, run: Config) -> None:
+        # Many updates: what an epoch leaves over for its last one is little among them
+        self.train = synthetic_pairs(run, 100 + int(60 * run.training.tokens_per_update / run.bench.mean_length))
+
+    def pairs(self, split: str) -> Pairs:
+        """The same of every split."""
+        return self.train
+
+
+def measure(run: Config) -> Point:
+    """The pace and memory of a training in this process; it ends `bench.seconds` after the warm-up."""
+    train.quieten()
+    torch.set_num_threads(run.hardware.threads)
+    gpu = run.hardware.accelerator == "gpu"
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    before = _peak_mb(gpu)
+    endless = dataclasses.replace(run.training, max_steps=NEVER, dev_every=NEVER, checkpoint_every=NEVER)
+    run = dataclasses.replace(run, training=endless)
+    module = LightningTransformer(
+        build(run, run.data.vocab_size),
+        d_model=run.model.d_model,
+        seed=run.seed,
+        **{key: getattr(run.training, key) for key in train.RECIPE},
+    )
+    corpus, folder = Synthetic(run), Path(run.output)
+    watch = Stopwatch(folder, run.bench.seconds, _wait_for_others)
+    with signals.StopFlag() as stop, contextlib.suppress(Enough):
+        train.fit(run, folder, module, cast(Dataset, corpus), watch, int(os.environ.get("WORLD_SIZE", 1)), stop)
+    lengths = (corpus.train.source_lengths, corpus.train.target_lengths)
+    work = flops.training_flops(
+        run.model,
+        run.fidelity.rows(run.data.vocab_size),
+        watch.source_tokens,
+        watch.target_tokens,
+        *map(flops.weighted_length, lengths),
+    )
+    return Point(
+        watch.updates,
+        watch.source_tokens,
+        watch.target_tokens,
+        watch.taken,
+        watch.taken - watch.inside,
+        watch.first,
+        work,
+        sum(parameter.numel() for parameter in module.parameters()),
+        _peak_mb(gpu),
+        before,
+        watch.all_reduce,
+    )
+
+
+def in_processes(runs: Sequence[Config], ranks: bool = False) -> list[Point]:
+    """The same of each run in a process of its own, all at once; as `ranks` of one training if asked."""
+    group = {"WORLD_SIZE": str(len(runs)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(jobs.free_port())}
+    of_rank = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {} for rank in range(len(runs))]
+    with processes(len(runs)) as pool:
+        return [
+            found.result() for found in [pool.submit(_measure_with, *each) for each in zip(of_rank, runs, strict=True)]
+        ]
+
+
+def processes(count: int) -> ProcessPoolExecutor:
+    """So many processes for one task each.
+
+    They are forked from one that has imported everything and computed nothing: they start at once, and their memory is
+    their own.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # or torch's profiler writes on the terminal
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return ProcessPoolExecutor(count, context, _begin, (context.Barrier(count),), max_tasks_per_child=1)
+
+
+def _begin(barrier: Any) -> None:
+    global _wait_for_others
+    _wait_for_others = partial(barrier.wait, PATIENCE)
+
+
+def _measure_with(environment: dict[str, str], run: Config) -> Point:
+    os.environ.update(environment)
+    return measure(run)
+
+
+def _peak_mb(gpu: bool) -> float:
+    if gpu:
+        return torch.cuda.max_memory_allocated() / MEGA
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEGA
+
+
+def _settle(module: Any) -> None:
+    if module.device.type == "cuda":
+        torch.cuda.synchronize()
