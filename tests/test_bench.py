@@ -1,49 +1,16 @@
-"""`aiayn bench`: medians and ratios of what was measured, and all numbers in one file. No test judges a time."""
+"""`aiayn bench`: what is asked for is measured, printed and written, every number. No test judges a time."""
 
-import io
 import json
 
 import pytest
-from rich.console import Console
+from test_sheets import PART
 
 from aiayn import bench, config, schema
-
-PART = {
-    "unit": "update",
-    "source_tokens": [300, 600, 900],
-    "target_tokens": [200, 400, 600],
-    "padded_share_of_rivals": 0.25,
-    "units_a_round": 2,
-    "lines": [
-        {"name": "aiayn", "precision": "fp32", "checks": {"loss": 0.0}, "seconds_a_round": [1.0, 1.0, 3.0]},
-        {"name": "slow", "precision": "fp32", "checks": {"loss": 0.5}, "seconds_a_round": [4.0, 2.0, 6.0]},
-        {"name": "aiayn", "precision": "bf16", "checks": {"loss": 0.1}, "seconds_a_round": [0.5, 0.5, 1.5]},
-        {"name": "fast", "precision": "bf16", "checks": {"loss": 0.2}, "seconds_a_round": [0.25, 1.0, 0.5]},
-    ],
-}
-
-
-def printed(part) -> list[list[str]]:
-    console = Console(file=io.StringIO(), width=150)
-    console.print(bench.table("", part))
-    return [line.split() for line in console.file.getvalue().splitlines()]
-
-
-def test_a_line_has_medians_over_rounds_and_the_median_ratio_to_ours_in_its_precision():
-    rows = {tuple(row[:2]): row[2:] for row in printed(PART) if row}
-    assert rows["aiayn", "fp32"][:3] == ["200", "300", "500.0"]  # of 200, 400, 200 tokens/s; 1 s for two updates
-    assert rows["slow", "fp32"][:5] == ["100", "150", "2,000.0", "2.00", "x"]  # of 4, 2, 2
-    assert rows["fast", "bf16"][:5] == ["800", "1,200", "250.0", "0.50", "x"]  # of 0.5, 2, 0.33
-
-
-def test_the_verdict_compares_with_the_fastest_rival_of_the_precision_and_overall():
-    fp32, best = bench.verdict(PART)
-    assert fp32.startswith("fp32: 2.00 x the fastest rival (slow fp32")
-    assert best.startswith("each in its fastest precision: 0.50 x the fastest rival (fast bf16")
 
 
 def test_the_command_prints_tables_and_writes_every_number(toy, tmp_path, capsys):
     sizes = ["model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.updates=1", "bench.rounds=1"]
+    sizes.append("bench.kind=rivals")
     bench.main(config.compose_row(*toy, *sizes, f"bench.output={tmp_path}/all.json"))
     out = capsys.readouterr().out
     for words in ("threads", "bf16", "torch 2", "training: 1 updates", "beam 4", "greedy", "padded share"):
@@ -57,10 +24,72 @@ def test_the_command_prints_tables_and_writes_every_number(toy, tmp_path, capsys
 
 
 def test_one_kind_alone_is_measured_when_asked(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "training", lambda *_: PART)
+    monkeypatch.setattr(bench, "training", lambda *_: dict(PART))
     monkeypatch.setattr(bench, "decoding", lambda *_: pytest.fail("not asked for"))
     bench.main(config.compose_row(*toy, "bench.kind=training", f"bench.output={tmp_path}/all.json"))
     assert set(json.loads((tmp_path / "all.json").read_text())["parts"]) == {"training"}
+
+
+def test_the_tables_are_written_as_markdown_with_command_date_and_machine(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "training", lambda *_: dict(PART))
+    monkeypatch.setattr(bench.sys, "argv", ["aiayn bench", "bench.kind=training", "data.name=my own"])
+    run = config.compose_row(*toy, "bench.kind=training", f"bench.output={tmp_path}/all.json")
+    bench.main(run)
+    text = (tmp_path / "all.md").read_text()
+    result = json.loads((tmp_path / "all.json").read_text())
+    for words in (
+        "|  | precision | aiayn | slow | fast |",
+        "| training | fp32 | 200 | 100 |  |",
+        "2.00 x the fastest rival",
+        f"`aiayn bench bench.kind=training 'data.name=my own'`, {result['made_at']}",
+        result["hardware"]["cpu"],
+        "d_model 16",
+    ):
+        assert words in text
+
+
+def test_the_profile_is_measured_in_a_process_or_on_the_gpu_and_each_precision_is_a_column(toy, monkeypatch):
+    run, shown = config.compose_row(*toy), []
+    found = {"milliseconds": dict.fromkeys(bench.breakdown.GROUPS, 1.0), "step_milliseconds": 9.0}
+    found["profiled_step_milliseconds"] = 10.0
+    monkeypatch.setattr(bench.breakdown, "breakdown", lambda run, precision, _: {**found, "precision": precision})
+    monkeypatch.setattr(bench, "processes", lambda count: pytest.fail("on a GPU there is no need of one"))
+    result = bench.profiles(run, ["fp32", "bf16"], "cuda", shown.append)
+    assert list(result) == ["fp32", "bf16"]
+    assert shown[0].head[1:] == ["fp32 share", "fp32 ms", "bf16 share", "bf16 ms"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "expected"),
+    [
+        ("all", "cpu", ["training", "decoding, beam 4", "decoding, greedy", "growth", "profile"]),
+        ("rivals", "cpu", ["training", "decoding, beam 4", "decoding, greedy"]),
+        ("decoding", "cpu", ["decoding, beam 4", "decoding, greedy"]),
+        ("growth", "cpu", ["growth"]),
+        ("profile", "cpu", ["profile"]),
+        ("all", "cuda", ["training", "training, big", "newstest2013", "growth", "profile"]),
+        ("decoding", "cuda", ["newstest2013", "decoding, beam 4", "decoding, greedy"]),
+    ],
+)
+def test_every_kind_has_its_parts_and_a_gpu_those_that_its_ten_minutes_hold(toy, kind, device, expected):
+    assert list(bench.parts(config.compose_row(*toy, f"bench.kind={kind}"), device)) == expected
+
+
+def test_a_gpu_is_measured_at_the_papers_own_size_and_its_rivals_in_bf16(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    asked = []
+    monkeypatch.setattr(bench, "training", lambda run, *rest: asked.append((run, *rest)) or dict(PART))
+    monkeypatch.setattr(bench.storage, "write_json", lambda *_: None)
+    monkeypatch.setattr(bench.storage, "write_text", lambda *_: None)
+    bench.main(config.compose_row("hardware=gpu", "bench.kind=training", "experiment=a_h1"))
+    (small, precisions, device), (big, *_) = asked
+    assert (precisions, device) == (["bf16"], "cuda")
+    paper = config.rows()
+    assert small.model == paper["a_h1"].model
+    assert big.model == paper["big"].model
+    assert (small.data.vocab_size, small.training.tokens_per_update) == (37000, 25000)
+    assert small.hardware.precision == "bf16-mixed"
 
 
 def test_a_gpu_that_is_not_there_is_refused_in_one_line(toy, monkeypatch):

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from aiayn import config, contest, schema
+from aiayn import config, contest, rivals, schema
+from aiayn.batching import gather
+from aiayn.evaluate import build
 from aiayn.tokenizer import EOS
 from aiayn.transformer import Transformer
 
@@ -59,10 +61,23 @@ def test_training_gives_every_line_the_same_tokens_and_equal_first_results(run):
     assert {"aiayn", "torch.nn"} <= {line["name"] for line in part["lines"]}
     for line in part["lines"]:
         assert len(line["seconds_a_round"]) == 3
+        assert line["first_seconds"] > 0
         tolerance = 1e-5 if line["precision"] == "fp32" else 0.1
         assert line["checks"]["loss"] < tolerance
         assert line["checks"]["gradients"] < tolerance
         assert line["precision"] == "fp32" or line["checks"]["gradients"] > 1e-4  # control: the check sees bf16
+
+
+def test_a_compiled_rival_computes_the_same_and_is_compiled(run):
+    torch.manual_seed(3)
+    rival = rivals.TorchTransformer(Transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25)).eval()
+    batch = rivals.padded(gather(contest.synthetic_pairs(run, 5), np.arange(5)))
+    expected = rival.hidden(batch)
+    graphs = []
+    contest.compile_parts(rival, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    torch.testing.assert_close(rival.hidden(batch), expected, atol=1e-6, rtol=1e-5)
+    assert graphs
+    assert list(contest._trainable(build(run, 25), "cpu")) == ["aiayn", *rivals.trainable(build(run, 25))]
 
 
 def test_decoding_compares_outputs_before_it_measures(run):

@@ -80,3 +80,16 @@ def test_every_gpu_that_can_be_named_is_known_and_the_other_way_round() -> None:
 
 def test_operations_are_written_as_in_table_2() -> None:
     assert flops.power(3.3e18) == "3.30e18"
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("Tesla V100", None),
+    ],
+)
+def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name, peak):
+    assert flops.peak_of(name) == peak

@@ -19,8 +19,9 @@ from aiayn.schema import ROWS, Config
 from aiayn.sheets import Sheet
 
 LENGTHS = (10, 28, 60, 120)
-UPDATES = (0.125, 0.25, 0.5, 1, 2)  # times training.tokens_per_update
+UPDATES = (0, 0.125, 0.25, 0.5, 1, 2)  # times training.tokens_per_update; 0: as small as sentences allow
 RANKS = (1, 2)
+ROUNDS = 3  # of what is compared with each other, in turn
 GPUS, NODES = 8, 8
 
 Series = dict[str, Point]
@@ -42,11 +43,10 @@ def growth(run: Config, show: Callable[[Sheet], object]) -> dict[str, Any]:
     here = updates[str(run.training.tokens_per_update)]
     measured = {}
     if not gpu:
-        ranks = {count: in_processes([on(run, count)] * count, ranks=True) for count in RANKS}
-        measured = {count: found[0] for count, found in ranks.items()}
+        measured = by_ranks(run)
         title = "by ranks of one thread each, which share an update"
         show(sheet(title, "ranks", {str(count): point for count, point in measured.items()}, run))
-        result["ranks"] = {str(count): found for count, found in ranks.items()}
+        result["ranks"] = measured
         result["side_by_side"], table = side_by_side(run)
         show(table)
     result["forecasts"] = forecasts(run, pace, here, measured)
@@ -84,18 +84,31 @@ def on(run: Config, ranks: int) -> Config:
     return dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=ranks, threads=1))
 
 
-def side_by_side(run: Config) -> tuple[dict[str, Any], Sheet]:
-    """Runs of one row at once, one thread each, and one after the other with all of them: which is faster here."""
+def by_ranks(run: Config) -> dict[int, Point]:
+    """Each number of ranks in turn, and the round in the middle of each."""
+    found: dict[int, list[Point]] = {ranks: [] for ranks in RANKS}
+    for _ in range(ROUNDS):
+        for ranks, points in found.items():
+            points.append(in_processes([on(run, ranks)] * ranks, ranks=True)[0])
+    return {ranks: sorted(points, key=lambda point: point.rate)[ROUNDS // 2] for ranks, points in found.items()}
+
+
+def side_by_side(run: Config) -> tuple[dict[str, list[float]], Sheet]:
+    """Runs of one row at once, one thread each, and one after the other with all of them: which is faster here.
+
+    Gives the target tokens a second of all runs together, round by round.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    together = in_processes([_with_threads(run, 1)] * cores)
-    alone = in_processes([_with_threads(run, cores)])
-    rates = {f"{cores} at once, 1 thread each": sum(p.rate for p in together)}
-    rates[f"one after the other, {cores} threads"] = alone[0].rate
+    together, alone = f"{cores} at once, 1 thread each", f"one after the other, {cores} threads"
+    found: dict[str, list[float]] = {together: [], alone: []}
+    for _ in range(ROUNDS):
+        found[together].append(sum(point.rate for point in in_processes([_with_threads(run, 1)] * cores)))
+        found[alone].append(in_processes([_with_threads(run, cores)])[0].rate)
+    rates = {name: statistics.median(rounds) for name, rounds in found.items()}
     best, other = max(rates, key=rates.__getitem__), min(rates, key=rates.__getitem__)
     remark = f"{best} is {rates[best] / rates[other]:.2f} x as fast"
     rows = [[name, f"{rate:,.0f}"] for name, rate in rates.items()]
-    table = Sheet("runs of a sweep on this machine", ["", "target tok/s of all"], rows, [remark])
-    return {"together": together, "alone": alone}, table
+    return found, Sheet("runs of a sweep on this machine", ["", "target tok/s of all"], rows, [remark])
 
 
 def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], object]) -> dict[str, Any]:
@@ -153,16 +166,21 @@ def sheet(title: str, first: str, points: Series, run: Config) -> Sheet:
     """Points as a table."""
     gpu = run.hardware.accelerator == "gpu"
     peak = flops.peak_of(torch.cuda.get_device_name()) if gpu else None
-    head = [first, "params M", "target tok/s", "source tok/s", "ms an update", "of them outside the step", "TFLOP/s"]
-    head += ["of its peak"] if peak else []
+    head = [first, "params M", "target tok/s", "source tok/s", "ms an update", "ms beside the step"]
+    head += ["TFLOP/s" if gpu else "GFLOP/s", *(["of the peak"] if peak else [])]
     rows = []
     for name, point in points.items():
-        pace = point.flops / point.seconds / flops.TERA
+        pace = point.flops / point.seconds
         cells = [name, f"{point.parameters / MEGA:.2f}", f"{point.rate:,.0f}"]
         cells += [f"{point.source_tokens / point.seconds:,.0f}", f"{1000 * point.update_seconds:,.1f}"]
-        cells += [f"{1000 * point.outside_seconds / point.updates:.2f}", f"{pace:.4g}"]
+        cells += [f"{1000 * point.outside_seconds / point.updates:.2f}", f"{pace / (1e12 if gpu else 1e9):.1f}"]
         rows.append(
-            [*cells, *([f"{pace / peak:.1%}"] if peak else []), f"{point.first_seconds:.2f}", f"{point.peak_mb:,.0f}"]
+            [
+                *cells,
+                *([f"{pace / flops.TERA / peak:.1%}"] if peak else []),
+                f"{point.first_seconds:.2f}",
+                f"{point.peak_mb:,.0f}",
+            ]
         )
     libraries = next(iter(points.values())).before_mb
     remark = "GPU memory that torch took" if gpu else f"peak of the process, {libraries:,.0f} of it libraries"

@@ -1,0 +1,128 @@
+"""How training grows: which trainings are measured, and that tables and estimates say what was measured."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from aiayn import config, forecast, growth, probe, schema
+from aiayn.forecast import Pace
+
+
+@pytest.fixture
+def run(toy) -> schema.Config:
+    return config.compose_row(*toy, "bench.seconds=0", "bench.mean_length=5")
+
+
+def point(**changes) -> probe.Point:
+    made_up = probe.Point(10, 900, 1000, 2.0, 0.5, 0.25, 4e9, 1_000_000, 700.0, 300.0)
+    return dataclasses.replace(made_up, **changes)
+
+
+def of_ranks(runs, ranks=False) -> list[probe.Point]:
+    """A rank has half of its training's pace, for each thread."""
+    pace = sum(run.hardware.threads for run in runs) if ranks else runs[0].hardware.threads
+    return [point(seconds=2.0 / pace, all_reduce_seconds=0.01 if ranks and len(runs) > 1 else None) for _ in runs]
+
+
+def test_lengths_and_updates_change_one_thing_and_leave_a_run_that_can_be_trained(run):
+    for length in growth.LENGTHS:
+        other = schema.checked(growth.of_length(run, length))
+        assert other.bench.mean_length <= other.data.max_length <= run.training.tokens_per_update
+        assert (other.model, other.training) == (run.model, run.training)
+    assert growth.of_length(run, 10).bench.mean_length == 10
+    found = growth.of_updates(run)
+    assert list(found) == ["12", "16", "32", "64", "128"]  # 64 tokens, and no sentence is over 12
+    for size, other in found.items():
+        assert schema.checked(other).training.tokens_per_update == int(size)
+        assert (other.model, other.data) == (run.model, run.data)
+
+
+@pytest.mark.usefixtures("signals")
+def test_everything_is_measured_once_shown_and_left_as_plain_numbers(run, monkeypatch):
+    monkeypatch.setattr(growth, "ROWS", ("base", "c_n2"))
+    monkeypatch.setattr(growth.config, "row", lambda name, like: dataclasses.replace(like, experiment=name))
+    monkeypatch.setattr(growth, "LENGTHS", (3, 7))
+    monkeypatch.setattr(growth, "UPDATES", (0.5, 1))
+    asked = []
+
+    def in_processes(runs, ranks=False):
+        asked.append((len(runs), ranks))
+        return of_ranks(runs, ranks) if ranks or len(asked) > 6 else [probe.measure(run) for run in runs]
+
+    monkeypatch.setattr(growth, "in_processes", in_processes)
+    shown = []
+    result = json.loads(json.dumps(growth.growth(run, shown.append)))
+    assert [sheet.title.split(",")[0] for sheet in shown] == [
+        "by row",
+        "by mean length of the sentences",
+        "by target tokens of an update",
+        "by ranks of one thread each",
+        "runs of a sweep on this machine",
+        "one training on several devices",
+    ]
+    for sheet in shown:
+        assert {len(row) for row in sheet.rows} == {len(sheet.head)}
+    assert [list(result[part]) for part in ("rows", "lengths", "updates", "ranks")] == [
+        ["base", "c_n2"],
+        ["3", "7"],
+        ["32", "64"],
+        ["1", "2"],
+    ]
+    cores = len(os.sched_getaffinity(0))
+    assert asked == [(1, False)] * 6 + [(1, True), (2, True)] * 3 + [(cores, False), (1, False)] * 3
+    base = result["rows"]["base"]
+    row = shown[0].rows[0]
+    assert row[2] == f"{base['target_tokens'] / base['seconds']:,.0f}"
+    assert row[-1] == f"{base['peak_mb']:,.0f}"
+    assert [line["ranks"] for line in result["forecasts"]] == [2, 8, 8, 64]
+
+
+def test_side_by_side_adds_up_what_runs_at_once_do(run, monkeypatch):
+    monkeypatch.setattr(growth.os, "sched_getaffinity", lambda process: {0, 1, 2})
+    monkeypatch.setattr(growth, "in_processes", of_ranks)
+    found, table = growth.side_by_side(run)
+    assert found == {
+        "3 at once, 1 thread each": [1500.0] * 3,
+        "one after the other, 3 threads": [1500.0] * 3,
+    }
+    slow = lambda runs: [point(seconds=4.0) if len(runs) == 1 else point() for _ in runs]  # noqa: E731
+    monkeypatch.setattr(growth, "in_processes", slow)
+    _, table = growth.side_by_side(run)
+    assert table.remarks == ["3 at once, 1 thread each is 6.00 x as fast"]
+
+
+def test_a_forecast_for_ranks_that_were_measured_stands_beside_the_measurement(run):
+    pace, here = Pace(0.05, 0.0015), point()
+    measured = {1: point(seconds=4.0), 2: point(seconds=2.5, all_reduce_seconds=0.01)}
+    two, *others = growth.forecasts(run, pace, here, measured)
+    # A rank of one thread is twice as slow as what the pace was measured with
+    assert two.step_seconds == pytest.approx(2 * pace.seconds(50))
+    assert two.all_reduce_seconds == pytest.approx(0.01)
+    table = growth.forecast_sheet([two, *others], here, measured)
+    assert [row[4] for row in table.rows] == ["400", *["not measured"] * 3]
+    assert "assumed" not in table.rows[1][-1]
+    assert all("assumed" in row[-1] for row in table.rows[2:])
+    assert "all-reduce of 4.0 MB" in table.remarks[0]
+
+
+def test_on_a_gpu_the_forecasts_rest_on_what_was_measured_there(run):
+    gpu = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, accelerator="gpu"))
+    pace = Pace(0.001, 1e-6)
+    eight, nodes = growth.forecasts(gpu, pace, point(target_tokens=250_000), {})
+    assert (eight.ranks, nodes.ranks) == (8, 64)
+    assert eight.step_seconds == pace.seconds(25_000 / 8)
+    assert eight.all_reduce_seconds == forecast.ring_seconds(4e6, 8, forecast.NVLINK.bytes_a_second)
+    assert nodes.all_reduce_seconds > eight.all_reduce_seconds
+    assert "assumed" not in eight.basis + nodes.basis
+
+
+def test_a_corpus_is_decoded_to_outputs_as_long_as_their_sources(run):
+    shown = []
+    found = growth.decoded(run, 7, 2, shown.append)
+    assert (found["sentences"], len(found["seconds_a_round"])) == (7, 2)
+    like_newstest = dataclasses.replace(run.bench, mean_length=28.0)
+    pairs = probe.synthetic_pairs(dataclasses.replace(run, bench=like_newstest), 7)
+    assert found["tokens"] == pairs.source_lengths.sum()
+    assert len(shown[0].rows[0]) == len(shown[0].head)
