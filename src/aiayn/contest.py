@@ -182,10 +182,10 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
     }
 
 
-def compile_parts(module: nn.Module, backend: str = "inductor") -> None:
+def compile_parts(module: nn.Module) -> None:
     """Puts compiled versions in the place of a rival's encoder and decoder; one for all shapes."""
     for part in ("encode", "decode"):
-        setattr(module, part, torch.compile(getattr(module, part), dynamic=True, backend=backend))
+        setattr(module, part, torch.compile(getattr(module, part), dynamic=True))
 
 
 def endless(model: Transformer) -> Transformer:
