@@ -48,6 +48,15 @@ def test_the_tables_are_written_as_markdown_with_command_date_and_machine(toy, t
         assert words in text
 
 
+def test_what_is_measured_is_written_before_the_next_part_begins(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "training", lambda *_: dict(PART))
+    monkeypatch.setattr(bench, "decoding", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        bench.main(config.compose_row(*toy, f"bench.output={tmp_path}/all.json"))
+    assert set(json.loads((tmp_path / "all.json").read_text())["parts"]) == {"training"}
+    assert "| training | fp32 | 200 | 100 |  |" in (tmp_path / "all.md").read_text()
+
+
 def test_the_profile_is_measured_in_a_process_or_on_the_gpu_and_each_precision_is_a_column(toy, monkeypatch):
     run, shown = config.compose_row(*toy), []
     found = {"milliseconds": dict.fromkeys(bench.breakdown.GROUPS, 1.0), "step_milliseconds": 9.0}

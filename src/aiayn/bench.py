@@ -68,18 +68,17 @@ def main(run: Config) -> None:
             console.print(line, markup=False)
 
     contests: dict[str, Any] = {}
-    began = time.perf_counter()
+    output, began = Path(run.bench.output), time.perf_counter()
     for kind, measure in parts(run, device).items():
         part = result["parts"][kind] = measure(show)
         if "lines" in part:
             contests[kind] = part
             show(sheets.by_line(kind, part))
-    if contests:
-        shown.insert(0, sheets.by_rival(contests))
-    result["seconds"] = round(time.perf_counter() - began, 1)
-    output = Path(run.bench.output)
-    storage.write_json(output, result)
-    storage.write_text(output.with_suffix(".md"), markdown(run, result, shown))
+        result["seconds"] = round(time.perf_counter() - began, 1)
+        # After each part: who has only ten minutes keeps what there was time for
+        storage.write_json(output, result)
+        short = [sheets.by_rival(contests)] if contests else []
+        storage.write_text(output.with_suffix(".md"), markdown(run, result, [*short, *shown]))
     console.print(f"\n{result['seconds']:.0f} s in all; all numbers: {output}; tables: {output.with_suffix('.md')}")
 
 

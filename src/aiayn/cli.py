@@ -26,7 +26,7 @@ COMMANDS = {
     "report": "one page: Table 3, its runs, curves and figures, the paper's claims tested",
     "attention": "where every head of every layer looks, for a sentence",
     "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
-    "bench": "tokens/s of training and decoding, beside other people's code in the same run",
+    "bench": "tokens/s and memory beside other people's code in the same run; growth; where the time goes",
     "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, everything is checked",
 }
 # The modules of these names are parts
@@ -79,13 +79,18 @@ EXAMPLES = {
         ("aiayn export format=marian experiment=big", "for transformers.MarianMTModel.from_pretrained"),
     ],
     "bench": [
-        ("aiayn bench experiment=a_h4 scale=small data.vocab_size=8000", "small: d_model 128, N 3, d_ff 512, h 4"),
+        ("aiayn bench scale=small", "all kinds, in ten minutes: rivals, growth, profile"),
         (
-            "aiayn bench scale=paper data.vocab_size=37000 training.tokens_per_update=2500 bench.updates=2",
+            "aiayn bench bench.kind=rivals experiment=a_h4 scale=small data.vocab_size=8000",
+            "small: d_model 128, N 3, d_ff 512, h 4",
+        ),
+        (
+            "aiayn bench bench.kind=rivals scale=paper data.vocab_size=37000 training.tokens_per_update=2500",
             "base, in updates that take a CPU seconds",
         ),
         ("aiayn bench bench.kind=decoding hardware.threads=2 bench.rounds=9", "beam search and greedy, on two cores"),
-        ("aiayn bench bench.mean_length=60 experiment=big", "longer sentences, another row"),
+        ("aiayn bench bench.kind=growth scale=small", "by row, length, update and ranks; bench.json and bench.md"),
+        ("aiayn bench hardware=gpu", "base and big at the paper's size, in ten minutes"),
     ],
     "plan": [
         ("aiayn plan scale=paper hardware=gpu plan.gpu=h200 plan.gpus=8", "the 20 rows on eight H200"),

@@ -35,7 +35,9 @@ def growth(run: Config, show: Callable[[Sheet], object]) -> dict[str, Any]:
     lengths = series({str(length): of_length(run, length) for length in LENGTHS})
     show(sheet("by mean length of the sentences", "tokens", lengths, run))
     updates = series(of_updates(run))
-    show(sheet("by target tokens of an update", "tokens", updates, run))
+    show(
+        sheet("by target tokens of an update; the smallest is hardly more than the host's time", "tokens", updates, run)
+    )
     pace = forecast.pace(
         *zip(*((p.target_tokens / p.updates, p.update_seconds) for p in updates.values()), strict=True)
     )
