@@ -104,7 +104,12 @@ def test_a_forecast_for_ranks_that_were_measured_stands_beside_the_measurement(r
     assert [row[4] for row in table.rows] == ["400", *["not measured"] * 3]
     assert "assumed" not in table.rows[1][-1]
     assert all("assumed" in row[-1] for row in table.rows[2:])
-    assert "all-reduce of 4.0 MB" in table.remarks[0]
+    # base on eight H200: 9.54 TFLOP an update, 63.05 M parameters, and 0.05 s of this host's time
+    eight = others[1]
+    assert (eight.tokens, eight.ranks) == (25000, 8)
+    assert eight.step_seconds == pytest.approx(9.54 / 8 / (989.4 * 0.41) + 0.05, rel=1e-3)
+    assert eight.all_reduce_seconds == pytest.approx(2 * 7 / 8 * 4 * 63.05e6 / 450e9, rel=1e-3)
+    assert "4.0 MB of gradients" in table.remarks[0]
 
 
 def test_on_a_gpu_the_forecasts_rest_on_what_was_measured_there(run):

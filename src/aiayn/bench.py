@@ -22,7 +22,6 @@ from aiayn.sheets import Sheet
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
 NEWSTEST = 3000  # sentences of newstest2013
-WORDS, LONGEST = 37000, 256  # the paper's vocabulary; WMT14's sentences
 
 Show = Callable[[Sheet], None]
 
@@ -47,7 +46,7 @@ def main(run: Config) -> None:
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"hardware={run.hardware.name}: torch sees no GPU here")
-        run = paper_sized(run)
+        run = growth.paper_sized(run)
     result: dict[str, Any] = {
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -80,12 +79,6 @@ def main(run: Config) -> None:
         short = [sheets.by_rival(contests)] if contests else []
         storage.write_text(output.with_suffix(".md"), markdown(run, result, [*short, *shown]))
     console.print(f"\n{result['seconds']:.0f} s in all; all numbers: {output}; tables: {output.with_suffix('.md')}")
-
-
-def paper_sized(run: Config) -> Config:
-    """The same row at the paper's own size, whatever the scale: what a GPU is measured on."""
-    data = dataclasses.replace(run.data, vocab_size=WORDS, max_length=LONGEST)
-    return config.row(run.experiment, dataclasses.replace(run, scale=config.rows()["base"].scale, data=data))
 
 
 def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]]]:

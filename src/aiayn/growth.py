@@ -12,10 +12,10 @@ import torch
 
 from aiayn import config, flops, forecast
 from aiayn.contest import computing, endless, synthetic_pairs
-from aiayn.evaluate import build, search
+from aiayn.evaluate import build, parameters, search
 from aiayn.forecast import ETHERNET, GRADIENT_BYTES, INFINIBAND, NVLINK, Forecast, Link, Pace
 from aiayn.probe import MEGA, Point, in_processes, measure
-from aiayn.schema import ROWS, Config
+from aiayn.schema import ROWS, Config, Hardware
 from aiayn.sheets import Sheet
 
 LENGTHS = (10, 28, 60, 120)
@@ -23,6 +23,7 @@ UPDATES = (0, 0.125, 0.25, 0.5, 1, 2)  # times training.tokens_per_update; 0: as
 RANKS = (1, 2)
 ROUNDS = 3  # of what is compared with each other, in turn
 GPUS, NODES = 8, 8
+WORDS, LONGEST = 37000, 256  # the paper's vocabulary; the longest sentence of WMT14 that is kept
 
 Series = dict[str, Point]
 
@@ -35,9 +36,8 @@ def growth(run: Config, show: Callable[[Sheet], object]) -> dict[str, Any]:
     lengths = series({str(length): of_length(run, length) for length in LENGTHS})
     show(sheet("by mean length of the sentences", "tokens", lengths, run))
     updates = series(of_updates(run))
-    show(
-        sheet("by target tokens of an update; the smallest is hardly more than the host's time", "tokens", updates, run)
-    )
+    hint = ["the smallest leaves the GPU idle: its ms an update are the host's time"] if gpu else []
+    show(sheet("by target tokens of an update", "tokens", updates, run, *hint))
     pace = forecast.pace(
         *zip(*((p.target_tokens / p.updates, p.update_seconds) for p in updates.values()), strict=True)
     )
@@ -136,35 +136,52 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
 
 def forecasts(run: Config, pace: Pace, here: Point, measured: dict[int, Point]) -> list[Forecast]:
     """One training on several devices: as many as were measured, for comparison, and eight, and eight times eight."""
-    tokens, parameters = here.target_tokens / here.updates, here.parameters
+    tokens = here.target_tokens / here.updates
     found = []
     for ranks, point in measured.items():
         if not point.all_reduce_seconds:  # one alone: how fast is a rank of one thread?
             slower = point.update_seconds / pace.seconds(tokens)
             of_rank = Pace(slower * pace.fixed, slower * pace.each_token)
             continue
-        sent = forecast.ring_bandwidth(GRADIENT_BYTES * parameters, ranks, point.all_reduce_seconds)
+        sent = forecast.ring_bandwidth(GRADIENT_BYTES * here.parameters, ranks, point.all_reduce_seconds)
         link = Link(sent, f"gloo, {sent / 1e9:.2f} GB/s measured")
-        found.append(forecast.shared(f"{ranks} ranks on this machine", of_rank, tokens, ranks, parameters, link))
+        found.append(forecast.shared(f"{ranks} ranks on this machine", of_rank, tokens, ranks, here.parameters, link))
     if run.hardware.accelerator == "gpu":
-        found.append(forecast.shared(f"{GPUS} GPUs", pace, tokens, GPUS, parameters, NVLINK))
-        found.append(forecast.shared(f"{NODES} nodes of {GPUS}", pace, tokens, NODES * GPUS, parameters, INFINIBAND))
+        found.append(forecast.shared(f"{GPUS} GPUs", pace, tokens, GPUS, here.parameters, NVLINK))
+        found.append(
+            forecast.shared(f"{NODES} nodes of {GPUS}", pace, tokens, NODES * GPUS, here.parameters, INFINIBAND)
+        )
         return found
-    found.append(forecast.shared(f"{NODES} machines like this", pace, tokens, NODES, parameters, ETHERNET))
-    device = flops.GPUS[run.plan.gpu]
+    found.append(forecast.shared(f"{NODES} machines like this", pace, tokens, NODES, here.parameters, ETHERNET))
+    return found + assumed(run, here.outside_seconds / here.updates)
+
+
+def assumed(run: Config, host_seconds: float) -> list[Forecast]:
+    """The row at the paper's size on GPUs that nothing was measured on: from its FLOPs and this host's time."""
+    paper = paper_sized(run)
+    device, tokens = flops.GPUS[run.plan.gpu], paper.training.tokens_per_update
     efficiency = run.plan.efficiency or device.efficiency
-    each = here.flops / here.target_tokens / (device.peak * flops.TERA * efficiency)
-    assumed = Pace(here.outside_seconds / here.updates, each)
+    work = flops.training_flops(paper.model, WORDS, tokens, tokens, flops.LENGTH, flops.LENGTH)
+    pace = Pace(host_seconds, work / tokens / (device.peak * flops.TERA * efficiency))
+    found = []
     for name, ranks, link in (
-        (f"{GPUS} {run.plan.gpu}", GPUS, NVLINK),
-        (f"{NODES} nodes of {GPUS} {run.plan.gpu}", NODES * GPUS, INFINIBAND),
+        (f"{run.experiment} at the paper's size, {GPUS} {run.plan.gpu}", GPUS, NVLINK),
+        (f"the same, {NODES} nodes of {GPUS}", NODES * GPUS, INFINIBAND),
     ):
-        basis = f"{link.basis}; {efficiency:.0%} of {device.peak:g} TFLOP/s assumed, host time as here"
-        found.append(forecast.shared(name, assumed, tokens, ranks, parameters, Link(link.bytes_a_second, basis)))
+        basis = f"{link.basis}; {efficiency:.0%} of {device.peak:g} TFLOP/s assumed, the host's time as here"
+        shared = forecast.shared(name, pace, tokens, ranks, parameters(paper, WORDS), link)
+        found.append(dataclasses.replace(shared, basis=basis))
     return found
 
 
-def sheet(title: str, first: str, points: Series, run: Config) -> Sheet:
+def paper_sized(run: Config) -> Config:
+    """The same row at the paper's own size, whatever the scale: what a GPU is measured on."""
+    data = dataclasses.replace(run.data, vocab_size=WORDS, max_length=LONGEST)
+    like = dataclasses.replace(run, scale=config.rows()["base"].scale, data=data, hardware=_holding(run, LONGEST))
+    return config.row(run.experiment, like)
+
+
+def sheet(title: str, first: str, points: Series, run: Config, *remarks: str) -> Sheet:
     """Points as a table."""
     gpu = run.hardware.accelerator == "gpu"
     peak = flops.peak_of(torch.cuda.get_device_name()) if gpu else None
@@ -186,7 +203,7 @@ def sheet(title: str, first: str, points: Series, run: Config) -> Sheet:
         )
     libraries = next(iter(points.values())).before_mb
     remark = "GPU memory that torch took" if gpu else f"peak of the process, {libraries:,.0f} of it libraries"
-    return Sheet(title, [*head, "first update s", "peak MB"], rows, [f"peak MB: {remark}"])
+    return Sheet(title, [*head, "first update s", "peak MB"], rows, [f"peak MB: {remark}", *remarks])
 
 
 def forecast_sheet(found: list[Forecast], here: Point, measured: dict[int, Point]) -> Sheet:
@@ -206,8 +223,8 @@ def forecast_sheet(found: list[Forecast], here: Point, measured: dict[int, Point
     head = ["", "step ms", "all-reduce ms", "target tok/s", "measured", "efficiency", "basis"]
     size = GRADIENT_BYTES * here.parameters / MEGA
     remarks = [
-        f"an all-reduce of {size:,.1f} MB an update; updates of {here.target_tokens / here.updates:,.0f} target tokens,"
-        " shared; nothing overlaps",
+        f"the ranks share each update, here {here.target_tokens / here.updates:,.0f} target tokens, and add up"
+        f" {size:,.1f} MB of gradients; nothing overlaps",
         "a table of 20 rows shares no update: its rows run side by side, which needs no all-reduce (aiayn plan)",
     ]
     return Sheet("one training on several devices, estimated", head, rows, remarks, words=(0, 6))
@@ -217,7 +234,7 @@ def _of_update(run: Config, tokens: int) -> Config:
     return dataclasses.replace(run, training=dataclasses.replace(run.training, tokens_per_update=tokens))
 
 
-def _holding(run: Config, longest: int) -> Any:
+def _holding(run: Config, longest: int) -> Hardware:
     tokens = max(run.hardware.tokens_per_micro_batch, longest)
     return dataclasses.replace(run.hardware, tokens_per_micro_batch=tokens)
 

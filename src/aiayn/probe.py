@@ -193,7 +193,7 @@ def processes(count: int) -> ProcessPoolExecutor:
     They are forked from one that has imported everything and computed nothing: they start at once, and their memory is
     their own.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # or torch's profiler writes on the terminal
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler writes on the terminal
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     return ProcessPoolExecutor(count, context, _begin, (context.Barrier(count),), max_tasks_per_child=1)
