@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from test_sheets import PART
 
 from aiayn import bench, config, schema
@@ -105,3 +106,25 @@ def test_a_gpu_that_is_not_there_is_refused_in_one_line(toy, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(schema.ConfigError, match="torch sees no GPU here"):
         bench.main(config.compose_row(*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.usefixtures("signals")
+def test_on_a_gpu_every_part_is_measured(digits, tmp_path, monkeypatch):
+    """At toy sizes: the paper's are the command's."""
+    monkeypatch.setattr(bench.growth, "paper_sized", lambda run: run)
+    monkeypatch.setattr(bench, "NEWSTEST", 11)
+    sizes = [
+        "scale=smoke",
+        "hardware=gpu",
+        "bench.updates=1",
+        "bench.rounds=1",
+        "bench.seconds=0",
+        "bench.mean_length=5",
+    ]
+    bench.main(config.compose_row(*digits, *sizes, f"bench.output={tmp_path}/all.json", f"output={tmp_path}/runs"))
+    parts = json.loads((tmp_path / "all.json").read_text())["parts"]
+    assert list(parts) == ["training", "training, big", "newstest2013", "growth", "profile"]
+    assert len(parts["growth"]["rows"]) == 20
+    assert all(value >= 0 for value in parts["profile"]["bf16"]["milliseconds"].values())

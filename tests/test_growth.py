@@ -131,3 +131,20 @@ def test_a_corpus_is_decoded_to_outputs_as_long_as_their_sources(run):
     pairs = probe.synthetic_pairs(dataclasses.replace(run, bench=like_newstest), 7)
     assert found["tokens"] == pairs.source_lengths.sum()
     assert len(shown[0].rows[0]) == len(shown[0].head)
+
+
+def test_a_gpu_has_its_share_of_the_peak_and_its_own_memory_and_a_cpu_neither(run, monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    gpu = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, accelerator="gpu"))
+    fast = point(flops=2 * 494.7e12)  # in 2 seconds: half the peak
+    shown = growth.sheet("by row", "row", {"base": fast}, gpu, "and more")
+    cells = dict(zip(shown.head, shown.rows[0], strict=True))
+    assert (cells["TFLOP/s"], cells["of the peak"], cells["peak MB"]) == ("494.7", "50.0%", "700")
+    assert (cells["ms an update"], cells["ms beside the step"], cells["params M"]) == ("200.0", "50.00", "1.00")
+    assert shown.remarks == ["peak MB: GPU memory that torch took", "and more"]
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a new one")
+    assert "of the peak" not in growth.sheet("", "row", {"base": fast}, gpu).head
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: 1 / 0)
+    shown = growth.sheet("by row", "row", {"base": point()}, run)
+    assert dict(zip(shown.head, shown.rows[0], strict=True))["GFLOP/s"] == "2.0"
+    assert "300 of it libraries" in shown.remarks[0]
