@@ -16,6 +16,7 @@ from rich.table import Table
 
 from aiayn import storage
 from aiayn.contest import OURS, decoding, training
+from aiayn.linear import compute_with
 from aiayn.schema import Config, ConfigError
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
@@ -76,7 +77,7 @@ def verdict(part: dict[str, Any]) -> list[str]:
 
 def main(config: Config) -> None:
     """Measures, prints the tables and writes all numbers as JSON."""
-    torch.set_num_threads(config.hardware.threads)
+    compute_with(config.hardware.threads)
     device = "cuda" if config.hardware.accelerator == "gpu" else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"hardware={config.hardware.name}: torch sees no GPU here")
