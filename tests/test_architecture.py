@@ -28,7 +28,7 @@ MODULES = (
         "batching",
         "linear",
     ),
-    *("attention", "transformer", "loss", "schedule", "beam_search", "metrics", "flops"),
+    *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops"),
     *(
         "checkpoint",
         "lightning_data",

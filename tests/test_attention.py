@@ -184,17 +184,6 @@ def test_a_sentence_is_the_same_alone_and_among_others() -> None:
     assert not torch.allclose(module(x, wrong, wrong.mask), torch.cat(together))
 
 
-def test_looking_back_token_by_token_equals_causal_self_attention() -> None:
-    module, x = self_attention(), packed((5,))
-    alone = Sentences(offsets((5,)))
-    expected = module(x, alone, causal_mask(5, x.device))
-    keys, values = torch.zeros(1, 1, H, 0, K).double(), torch.zeros(1, 1, H, 0, V).double()
-    for t in range(5):
-        result, keys, values = module.step(x[None, t : t + 1], keys, values)
-        torch.testing.assert_close(result[0, 0], expected[t])
-    assert (keys.shape, values.shape) == ((1, 1, H, 5, K), (1, 1, H, 5, V))
-
-
 @pytest.mark.parametrize("num_keys", [3, 17])
 def test_the_gradients_equal_finite_differences(num_keys: int) -> None:
     lengths, memory_lengths = (2, 1), (num_keys, 1)

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiayn.linear import Linear, product, static_rows, transposed_product
+from aiayn import linear
+from aiayn.linear import Linear, fixed_product, product, static_rows, transposed_product
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -49,3 +50,18 @@ def test_many_numbers_of_tokens_share_few_numbers_of_rows() -> None:
         for tokens, some in rows.items()
     )
     assert len(set(rows.values())) < 80
+
+
+@pytest.mark.parametrize("onednn", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 64, 131])
+def test_a_fixed_product_is_the_product_for_any_number_of_rows(
+    rows: int, onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "ONEDNN", onednn and linear.ONEDNN)
+    x, weight, bias = torch.randn(rows, 29), torch.randn(37, 29), torch.randn(37)
+    ours = fixed_product(weight, bias)
+    torch.testing.assert_close(ours(x), F.linear(x, weight, bias))
+    if linear.ONEDNN:  # control: the weight is a copy laid out anew, and later changes are not seen
+        before = ours(x)
+        weight += 1
+        assert torch.equal(ours(x), before)

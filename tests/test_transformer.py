@@ -142,59 +142,6 @@ def test_every_source_token_changes_every_logit_of_its_sentence_and_no_other() -
         assert torch.equal((logits != other).any(1), expected)
 
 
-@pytest.mark.parametrize("learned_positions", [False, True])
-def test_one_token_at_a_time_equals_all_at_once(learned_positions: bool) -> None:
-    model = transformer(learned_positions=learned_positions)
-    target = [[8, 4, 6, 10, 9, 5, 7, 11, EOS]] * len(SOURCES)  # beyond max_length, too
-    expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
-    cache = model.start(*pack(SOURCES))
-    for t, token in enumerate([BOS, *target[0][:-1]]):
-        logits = model.step(torch.full((len(SOURCES), 1), token), cache)
-        torch.testing.assert_close(logits[:, 0], expected[:, t])
-
-
-def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past() -> None:
-    model = transformer()
-    cache = model.start(*pack(SOURCES))
-    sources, pasts = SOURCES, [[[]] for _ in SOURCES]
-    random = torch.Generator().manual_seed(3)
-    for width, kept in ((3, [0, 1, 2]), (4, [2, 0]), (2, [0, 1]), (5, [1])):
-        old = len(pasts[0])
-        tokens = torch.randint(4, VOCAB, (len(sources), old), generator=random)
-        pasts = [
-            [[*past, int(token)] for past, token in zip(hypotheses, row, strict=True)]
-            for hypotheses, row in zip(pasts, tokens, strict=True)
-        ]
-        logits = model.step(tokens, cache)
-        assert logits.shape == (len(sources), old, VOCAB)
-        for source, hypotheses, row in zip(sources, pasts, logits, strict=True):
-            for past, ours in zip(hypotheses, row, strict=True):
-                given = batch([source], [past])
-                given.target_input[:] = torch.tensor(past)
-                torch.testing.assert_close(ours, model(given)[-1])
-        cache.keep(torch.tensor(kept))
-        parents = torch.randint(old, (len(kept), width), generator=random)
-        cache.reorder(parents)
-        sources = [sources[row] for row in kept]
-        pasts = [[pasts[row][int(parent)] for parent in line] for row, line in zip(kept, parents, strict=True)]
-        # The source is there once for all hypotheses
-        assert cache.layers[0].memory_keys.shape[:2] == (len(kept), SIZES["num_heads"])
-
-
-def test_reordering_matters() -> None:
-    # Control of the test above: the wrong past gives other logits
-    model = transformer()
-    results = []
-    for parents in ([[0, 1]], [[1, 0]]):
-        cache = model.start(*pack(SOURCES[:1]))
-        cache.reorder(torch.tensor([[0, 0]]))
-        model.step(torch.tensor([[5, 6]]), cache)
-        cache.reorder(torch.tensor(parents))
-        results.append(model.step(torch.tensor([[7, 7]]), cache))
-    assert not torch.allclose(results[0], results[1])
-    torch.testing.assert_close(results[0], results[1].flip(1))
-
-
 def test_the_gradient_of_every_parameter_equals_finite_differences() -> None:
     sizes = {"num_layers": 1, "d_model": 4, "d_ff": 5, "num_heads": 2, "d_k": 2, "d_v": 3}
     model = transformer(**sizes, vocab_size=15, learned_positions=True)

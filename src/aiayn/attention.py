@@ -176,19 +176,6 @@ class SelfAttention(nn.Module):
         heads = _Attention.apply(self.query_key_value(x), None, sentences, sentences, mask, sizes)  # type: ignore[no-untyped-call]
         return self.output(heads)  # type: ignore[no-any-return]
 
-    def step(self, x: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One more token x (B, W, D) of W hypotheses a sentence: the result, all keys, all values.
-
-        `keys` (B, W, H, t, K) and `values` (B, W, H, t, V) are those of the t tokens before, as returned for them.
-        """
-        widths = [self.num_heads * width for width in (self.d_k, self.d_k, self.d_v)]
-        queries, key, value = (
-            part.view(*x.shape[:2], self.num_heads, 1, -1) for part in torch.split(self.query_key_value(x), widths, -1)
-        )
-        keys, values = torch.cat((keys, key), -2), torch.cat((values, value), -2)
-        heads, _ = scaled_dot_product_attention(queries, keys, values, None)  # (B, W, H, 1, V)
-        return self.output(heads.flatten(2)), keys, values
-
 
 class MemoryAttention(nn.Module):
     """Section 3.2.2 from the decoder's tokens to the encoder's output, the memory."""
@@ -212,9 +199,3 @@ class MemoryAttention(nn.Module):
         """What queries look at: memory (S, D) as padded keys (B, H, L, K) and values (B, H, L, V)."""
         keys, values = sentences.split(self.key_value(memory), self.num_heads, (self.d_k, self.d_v))
         return keys, values
-
-    def step(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """x (B, W, D) after looking at the `keys_and_values` of each sentence, shared by its W hypotheses."""
-        queries = self.query(x).view(*x.shape[:2], self.num_heads, self.d_k).transpose(1, 2)  # (B, H, W, K)
-        heads, _ = scaled_dot_product_attention(queries, keys, values, mask)  # (B, H, W, V)
-        return self.output(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]

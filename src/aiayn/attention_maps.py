@@ -21,6 +21,7 @@ from aiayn.batching import Batch
 from aiayn.dataset import Dataset
 from aiayn.drawing import INK
 from aiayn.evaluate import search, trained
+from aiayn.linear import compute_with
 from aiayn.results import printable
 from aiayn.schema import Config, ConfigError
 from aiayn.tokenizer import BOS, EOS
@@ -134,7 +135,7 @@ def _tokens(dataset: Dataset, ids: Tensor) -> list[str]:
 
 def main(config: Config, source: BinaryIO | None = None) -> None:
     """Draws the first line of standard input with the run that the configuration names, and says where."""
-    torch.set_num_threads(config.hardware.threads)
+    compute_with(config.hardware.threads)
     model, dataset, folder = trained(config)
     sentence = (source or sys.stdin.buffer).readline().decode("utf-8", "replace").strip()
     batch = translated(model, dataset, config, sentence)

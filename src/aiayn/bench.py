@@ -16,6 +16,7 @@ from rich.console import Console
 
 from aiayn import breakdown, config, growth, sheets, storage
 from aiayn.contest import decoding, training
+from aiayn.linear import compute_with
 from aiayn.probe import processes
 from aiayn.schema import Config, ConfigError
 from aiayn.sheets import Sheet
@@ -41,7 +42,7 @@ def cpu() -> dict[str, Any]:
 
 def main(run: Config) -> None:
     """Measures, prints the tables, and writes them as Markdown and all numbers as JSON."""
-    torch.set_num_threads(run.hardware.threads)
+    compute_with(run.hardware.threads)
     device = "cuda" if run.hardware.accelerator == "gpu" else "cpu"
     if device == "cuda":
         if not torch.cuda.is_available():

@@ -12,6 +12,7 @@ from aiayn.batching import evaluation_batches, gather
 from aiayn.beam_search import Hypothesis, translate_ids
 from aiayn.config import decoded_as_its_row, run_folder, variation
 from aiayn.dataset import Dataset, Pairs
+from aiayn.linear import compute_with
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.prepare import prepare
 from aiayn.schema import Config, ConfigError, Decoding
@@ -118,7 +119,7 @@ def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
 
 def main(config: Config) -> None:
     """Evaluates, writes the translations beside the run's own, and prints the figures."""
-    torch.set_num_threads(config.hardware.threads)
+    compute_with(config.hardware.threads)
     model, dataset, folder = trained(config)
     split = cast(Split, config.split)
     figures, translations = evaluate(model, dataset, split, config)

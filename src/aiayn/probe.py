@@ -24,6 +24,7 @@ from aiayn.dataset import Dataset, Pairs
 from aiayn.evaluate import build
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import LightningTransformer
+from aiayn.linear import compute_with
 from aiayn.schema import Config
 
 WARM_UP = 2  # updates: kernels are compiled, memory is taken
@@ -136,7 +137,7 @@ class Synthetic:
 def measure(run: Config) -> Point:
     """The pace and memory of a training in this process; it ends `bench.seconds` after the warm-up."""
     train.quieten()
-    torch.set_num_threads(run.hardware.threads)
+    compute_with(run.hardware.threads)
     gpu = run.hardware.accelerator == "gpu"
     if gpu:
         torch.cuda.empty_cache()

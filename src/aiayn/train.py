@@ -27,6 +27,7 @@ from aiayn.dataset import Dataset
 from aiayn.evaluate import build, evaluate, parameters, teacher_forced_nats
 from aiayn.lightning_data import LightningUpdates
 from aiayn.lightning_model import LightningTransformer, NonFinite
+from aiayn.linear import compute_with
 from aiayn.prepare import prepare
 from aiayn.schema import Config
 from aiayn.signals import Interrupted, StopFlag
@@ -69,7 +70,7 @@ def train(run: Config, folder: Path) -> None:
     """
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     say: Callable[[str], None] = (lambda message: print(message, flush=True)) if rank == 0 else (lambda message: None)
-    torch.set_num_threads(run.hardware.threads)
+    compute_with(run.hardware.threads)
     with StopFlag() as stop:
 
         def prepared(message: str) -> None:

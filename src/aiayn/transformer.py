@@ -1,6 +1,4 @@
-"""The Transformer of section 3: encoder, decoder, embeddings, positions; and its decoder one token at a time."""
-
-from dataclasses import dataclass
+"""The Transformer of section 3: encoder, decoder, embeddings, positions."""
 
 import torch
 import torch.nn.functional as F
@@ -8,10 +6,11 @@ from torch import Tensor, nn
 
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences, causal_mask
 from aiayn.batching import Batch
+from aiayn.decoding import Decoding, LayerDecoding
 from aiayn.linear import Linear, product, static_rows
 
-# S source tokens, T target tokens of all sentences, packed; B sentences; W hypotheses of each; t steps taken
-# L tokens of the longest source; D d_model; H heads; K d_k; V d_v
+# S source tokens, T target tokens of all sentences, packed; B sentences
+# D d_model
 
 
 class Dropout(nn.Module):
@@ -94,49 +93,13 @@ class DecoderLayer(nn.Module):
         x = self.after_memory_attention(x, looked_up)
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
 
-    def step(self, x: Tensor, cache: "LayerCache", memory_mask: Tensor | None) -> Tensor:
-        """The same for the next token (B, W, D) of W hypotheses a sentence; the cache grows by it."""
-        looked_back, cache.keys, cache.values = self.self_attention.step(x, cache.keys, cache.values)
-        x = self.after_self_attention(x, looked_back)
-        looked_up = self.memory_attention.step(x, cache.memory_keys, cache.memory_values, memory_mask)
-        x = self.after_memory_attention(x, looked_up)
-        return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
-
-
-@dataclass
-class LayerCache:
-    """What one decoder layer looks at."""
-
-    keys: Tensor  # (B, W, H, t, K)
-    values: Tensor  # (B, W, H, t, V)
-    memory_keys: Tensor  # (B, H, L, K)
-    memory_values: Tensor  # (B, H, L, V)
-
-
-@dataclass
-class Cache:
-    """What decoding B sentences one token at a time needs to know of the source and of the steps taken."""
-
-    layers: list[LayerCache]
-    memory_mask: Tensor | None  # (B, 1, 1, L)
-    steps: int
-
-    def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w of sentence b goes on from what was hypothesis parents[b, w] (B, W'); W' may differ from W."""
-        batch, width = self.layers[0].keys.shape[:2]
-        rows = (torch.arange(batch, device=parents.device).unsqueeze(1) * width + parents).flatten()
-        for layer in self.layers:
-            for name in ("keys", "values"):
-                past = getattr(layer, name).flatten(0, 1).index_select(0, rows)
-                setattr(layer, name, past.view(*parents.shape, *past.shape[1:]))
-
-    def keep(self, rows: Tensor) -> None:
-        """Only the sentences numbered `rows` (B',) stay, in that order."""
-        for layer in self.layers:
-            for name, value in vars(layer).items():
-                setattr(layer, name, value.index_select(0, rows))
-        if self.memory_mask is not None:
-            self.memory_mask = self.memory_mask.index_select(0, rows)
+    def start(self, memory: Tensor, sentences: Sentences) -> LayerDecoding:
+        """The same for one token at a time."""
+        norms = (self.after_self_attention.norm, self.after_memory_attention.norm, self.after_feed_forward.norm)
+        first, _, second = self.feed_forward
+        assert isinstance(first, Linear)
+        assert isinstance(second, Linear)
+        return LayerDecoding(self.self_attention, self.memory_attention, (first, second), norms, memory, sentences)
 
 
 class Sinusoids(nn.Module):
@@ -262,30 +225,16 @@ class Transformer(nn.Module):
         """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
         return product(hidden, self.embedding.weight)
 
-    def start(self, source: Tensor, source_offsets: Tensor) -> Cache:
-        """The cache to decode source (S,) with; `source_offsets` (B + 1,). It holds one empty hypothesis a sentence."""
+    def start(self, source: Tensor, source_offsets: Tensor) -> Decoding:
+        """What decodes source (S,), one token at a time; `source_offsets` (B + 1,)."""
         sentences = Sentences(source_offsets, static_rows(len(source)))
         memory = self.encode(source, sentences)
-        layers = []
-        for layer in self.decoder:
-            assert isinstance(layer, DecoderLayer)
-            memory_keys, memory_values = layer.memory_attention.keys_and_values(memory, sentences)
-            keys, values = (x[:, None, :, :0] for x in (memory_keys, memory_values))
-            layers.append(LayerCache(keys, values, memory_keys, memory_values))
-        return Cache(layers, sentences.mask, steps=0)
+        layers = [layer.start(memory, sentences) for layer in self.decoder]  # type: ignore[operator]
+        return Decoding(layers, self._embed_at, self.embedding.weight, sentences.mask)
 
-    def step(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """The logits (B, W, vocabulary) after one more token (B, W) of each hypothesis, which the cache takes in.
-
-        The first tokens are BOS, with W = 1: there is one empty hypothesis until `cache.reorder` makes more of it.
-        """
-        position = torch.tensor([cache.steps], device=tokens.device)
-        cache.steps += 1
-        x = self._embed(tokens, self.target_positions(position, cache.steps), self._starts(position))
-        for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
-            assert isinstance(layer, DecoderLayer)
-            x = layer.step(x, layer_cache, cache.memory_mask)
-        return self.logits(x)
+    def _embed_at(self, tokens: Tensor, position: int) -> Tensor:
+        positions = torch.tensor([position], device=tokens.device)
+        return self._embed(tokens, self.target_positions(positions, position + 1), self._starts(positions))
 
     def _embed(self, tokens: Tensor, positions: Tensor, empty: Tensor | None = None) -> Tensor:
         """Tokens (...) and positions (..., D) as (..., D); `empty` (..., 1) says where no token stands."""

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import BinaryIO
 
-import torch
-
 from aiayn.dataset import Dataset
 from aiayn.evaluate import search, trained
+from aiayn.linear import compute_with
 from aiayn.schema import Config, Decoding
 from aiayn.transformer import Transformer
 
@@ -43,7 +42,7 @@ def translate(
 
 def main(config: Config, source: BinaryIO | None = None) -> None:
     """Translates standard input with the run that the configuration names."""
-    torch.set_num_threads(config.hardware.threads)
+    compute_with(config.hardware.threads)
     model, dataset, _folder = trained(config)
     lines = source or sys.stdin.buffer
     for line in translate(
