@@ -61,7 +61,7 @@ def test_training_gives_every_line_the_same_tokens_and_equal_first_results(run):
     assert {"aiayn", "torch.nn"} <= {line["name"] for line in part["lines"]}
     for line in part["lines"]:
         assert len(line["seconds_a_round"]) == 3
-        assert line["first_seconds"] > 0
+        assert line["warm_up_seconds"] > 0
         tolerance = 1e-5 if line["precision"] == "fp32" else 0.1
         assert line["checks"]["loss"] < tolerance
         assert line["checks"]["gradients"] < tolerance

@@ -39,16 +39,16 @@ def test_a_line_has_medians_over_rounds_and_the_median_ratio_to_ours_in_its_prec
     assert rows["fast", "bf16"][:4] == ["800", "1,200", "250.0", "0.50 x"]  # of 0.5, 2, 0.33
 
 
-def test_training_has_its_share_of_a_known_peak_and_its_first_pass_and_decoding_has_neither():
-    timed = {**PART, "lines": [{**line, "first_seconds": 7.0} for line in PART["lines"]]}
+def test_training_has_its_share_of_a_known_peak_and_its_warm_up_and_decoding_has_neither():
+    timed = {**PART, "lines": [{**line, "warm_up_seconds": 7.0} for line in PART["lines"]]}
     known = sheets.by_line("training", {**timed, "flops_a_token": 1e12, "peak": 1000.0})
     at = known.head.index("of peak")
     assert [row[at] for row in known.rows] == ["20.0%", "10.0%", "40.0%", "80.0%"]
-    assert {row[known.head.index("first pass s")] for row in known.rows} == {"7.00"}
+    assert {row[known.head.index("warm-up s")] for row in known.rows} == {"7.00"}
     unknown = sheets.by_line("training", {**timed, "flops_a_token": 1e12, "peak": None})
     assert "of peak" not in unknown.head
-    assert "first pass s" in unknown.head
-    assert not {"of peak", "first pass s"} & set(sheets.by_line("decoding", PART).head)
+    assert "warm-up s" in unknown.head
+    assert not {"of peak", "warm-up s"} & set(sheets.by_line("decoding", PART).head)
     for sheet in (known, unknown):
         assert {len(row) for row in sheet.rows} == {len(sheet.head)}
 

@@ -38,7 +38,7 @@ class Contestant:
     run: Callable[[int], None]  # the round's number
     checks: dict[str, float]
     seconds: list[float] = dataclasses.field(default_factory=list)
-    first_seconds: float | None = None  # of its first pass, in which it compiles what it compiles
+    warm_up_seconds: float = 0.0  # before the first round that counts, whatever it compiles included
 
 
 @contextmanager
@@ -62,8 +62,11 @@ def take_turns(contestants: list[Contestant], rounds: int, device: str) -> None:
                 contestant.run(number)
                 if device == "cuda":
                     torch.cuda.synchronize()
+                taken = time.perf_counter() - began
             if number:
-                contestant.seconds.append(time.perf_counter() - began)
+                contestant.seconds.append(taken)
+            else:
+                contestant.warm_up_seconds += taken
 
 
 def synthetic_pairs(config: Config, count: int) -> Pairs:
@@ -118,10 +121,10 @@ def training(config: Config, precisions: list[str], device: str) -> dict[str, An
             loss = our_loss if name == OURS else their_loss
             began = time.perf_counter()
             found = _loss_and_gradients(module, loss, batches[0], precision, device)
-            first_seconds = time.perf_counter() - began
+            taken = time.perf_counter() - began
             run = _trainer(module.train(), loss, batches, updates, config)
             checks = _compare(reference, found, name.removesuffix(COMPILED))
-            contestants.append(Contestant(name, precision, run, checks, first_seconds=first_seconds))
+            contestants.append(Contestant(name, precision, run, checks, warm_up_seconds=taken))
     take_turns(contestants, rounds, device)
     counted = slice(updates, None)
     source = [len(batch.source) for batch in batches[counted]]
@@ -273,5 +276,5 @@ def _line(contestant: Contestant) -> dict[str, Any]:
         "precision": contestant.precision,
         "checks": contestant.checks,
         "seconds_a_round": contestant.seconds,
-        "first_seconds": contestant.first_seconds,
+        "warm_up_seconds": contestant.warm_up_seconds,
     }

@@ -64,7 +64,7 @@ def by_line(kind: str, part: dict[str, Any]) -> Sheet:
     head = ["", "precision", "target tok/s", "source tok/s", f"ms {article} {unit}", "aiayn is"]
     head += [
         *(["of peak"] if part.get("peak") else []),
-        *(["first pass s"] if "flops_a_token" in part else []),
+        *(["warm-up s"] if "flops_a_token" in part else []),
         "check",
     ]
     padded = f"padded share of the rivals' tokens {part['padded_share_of_rivals']:.1%}, of ours none"
@@ -110,11 +110,11 @@ def verdict(part: dict[str, Any]) -> list[str]:
 
 
 def _efforts(part: dict[str, Any], line: dict[str, Any]) -> list[str]:
-    """What only training has: the share of the device's peak, and the first pass, compilation included."""
+    """What only training has: the share of the device's peak, and the warm-up, compilation included."""
     if "flops_a_token" not in part:
         return []
     pace = _rate(part["target_tokens"], line["seconds_a_round"]) * part["flops_a_token"] / TERA
-    return [*([f"{pace / part['peak']:.1%}"] if part["peak"] else []), f"{line['first_seconds']:.2f}"]
+    return [*([f"{pace / part['peak']:.1%}"] if part["peak"] else []), f"{line['warm_up_seconds']:.2f}"]
 
 
 def _rate(tokens: list[int], seconds: list[float]) -> float:
