@@ -94,7 +94,7 @@ def breakdown(run: Config, precision: str, device: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def scopes(model: nn.Module) -> Iterator[None]:
     """Inside the block the profiler sees the modules of SCOPES under the names of their groups."""
-    handles = []
+    hooks = contextlib.ExitStack()
     for module in model.modules():
         group = next((name for kind, name in SCOPES.items() if type(module) is kind), None)
         if group:
@@ -106,12 +106,10 @@ def scopes(model: nn.Module) -> Iterator[None]:
             def leave(module: nn.Module, inputs: Any, output: Any, open_ones: list[Any] = open_ones) -> None:
                 open_ones.pop().__exit__(None, None, None)
 
-            handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-    try:
+            for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave)):
+                hooks.callback(handle.remove)
+    with hooks:
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def attributed(events: list[Any], on_device: bool) -> Iterator[tuple[str, float]]:

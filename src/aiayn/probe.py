@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import multiprocessing
 import os
 import resource
@@ -153,7 +154,8 @@ def measure(run: Config) -> Point:
     )
     corpus, folder = Synthetic(run), Path(run.output)
     watch = Stopwatch(folder, run.bench.seconds, _wait_for_others)
-    with signals.StopFlag() as stop, contextlib.suppress(Enough):
+    # The bar of a training would stand between the tables
+    with signals.StopFlag() as stop, contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Enough):
         train.fit(run, folder, module, cast(Dataset, corpus), watch, int(os.environ.get("WORLD_SIZE", 1)), stop)
     lengths = (corpus.train.source_lengths, corpus.train.target_lengths)
     work = flops.training_flops(
