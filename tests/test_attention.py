@@ -6,9 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel import stand_in
 from torch import Tensor, nn
 
-from aiayn.attention import MemoryAttention, SelfAttention, Sentences, causal_mask, scaled_dot_product_attention
+import aiayn.attention
+from aiayn.attention import MemoryAttention, SelfAttention, Sentences, scaled_dot_product_attention
 
 D, H, K, V = 22, 3, 5, 7
 LENGTHS, MEMORY_LENGTHS = (4, 1, 6, 2), (3, 5, 1, 2)
@@ -119,15 +121,14 @@ def test_positions_and_mask_follow_the_sentences() -> None:
 
 
 def test_the_causal_mask_hides_only_what_comes_later() -> None:
-    hidden = causal_mask(3, torch.device("cpu")) == -torch.inf
+    hidden = Sentences(offsets((1, 3))).causal_mask == -torch.inf
     assert hidden.tolist() == [[False, True, True], [False, False, True], [False, False, False]]
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_self_attention_equals_its_definition_sentence_by_sentence(causal: bool) -> None:
     module, x, sentences = self_attention(), packed(LENGTHS), Sentences(offsets(LENGTHS))
-    mask = causal_mask(sentences.max_length, x.device) if causal else sentences.mask
-    ours = module(x, sentences, mask)
+    ours = module(x, sentences, causal=causal)
     parts = x.split(LENGTHS)
     expected = torch.cat([by_definition(module, part, part, causal) for part in parts])
     torch.testing.assert_close(ours, expected)
@@ -135,8 +136,7 @@ def test_self_attention_equals_its_definition_sentence_by_sentence(causal: bool)
     inputs = [x, *module.parameters()]
     assert_same_gradients(ours, expected, inputs, gradient)
     # Control: the wrong mask is noticed
-    other = sentences.mask if causal else causal_mask(sentences.max_length, x.device)
-    assert not torch.allclose(module(x, sentences, other), expected)
+    assert not torch.allclose(module(x, sentences, causal=not causal), expected)
 
 
 def test_attention_to_another_side_equals_its_definition() -> None:
@@ -169,19 +169,18 @@ def test_with_d_k_equal_to_d_v_it_is_torch_s_multihead_attention(causal: bool) -
     padding = torch.arange(max(LENGTHS)) >= torch.tensor(LENGTHS).unsqueeze(1)
     later = torch.ones(max(LENGTHS), max(LENGTHS), dtype=torch.bool).triu(1)
     expected, _ = theirs(padded, padded, padded, key_padding_mask=padding, attn_mask=later if causal else None)
-    mask = causal_mask(sentences.max_length, x.device) if causal else sentences.mask
-    torch.testing.assert_close(ours(x, sentences, mask), expected[~padding])
+    torch.testing.assert_close(ours(x, sentences, causal=causal), expected[~padding])
 
 
 def test_a_sentence_is_the_same_alone_and_among_others() -> None:
     module, x, sentences = self_attention(), packed(LENGTHS), Sentences(offsets(LENGTHS))
-    together = module(x, sentences, sentences.mask).split(LENGTHS)
+    together = module(x, sentences, causal=False).split(LENGTHS)
     for part, expected in zip(x.split(LENGTHS), together, strict=True):
         alone = Sentences(offsets((len(part),)))
-        torch.testing.assert_close(module(part, alone, alone.mask), expected)
+        torch.testing.assert_close(module(part, alone, causal=False), expected)
     # Control: another boundary, another result
     wrong = Sentences(offsets((4, 2, 5, 2)))
-    assert not torch.allclose(module(x, wrong, wrong.mask), torch.cat(together))
+    assert not torch.allclose(module(x, wrong, causal=False), torch.cat(together))
 
 
 @pytest.mark.parametrize("num_keys", [3, 17])
@@ -190,8 +189,7 @@ def test_the_gradients_equal_finite_differences(num_keys: int) -> None:
     sentences, memory_sentences = Sentences(offsets(lengths), 5), Sentences(offsets(memory_lengths))
     x, memory = packed((*lengths, 2), 4), packed(memory_lengths, 4)
     alone, across = drawn(SelfAttention(4, 2, 1, 3)), drawn(MemoryAttention(4, 2, 1, 3))
-    mask = causal_mask(2, x.device)
-    assert torch.autograd.gradcheck(lambda x: alone(x, sentences, mask), (x,))
+    assert torch.autograd.gradcheck(lambda x: alone(x, sentences, causal=True), (x,))
     assert torch.autograd.gradcheck(lambda x, memory: across(x, memory, sentences, memory_sentences), (x, memory))
 
 
@@ -209,3 +207,42 @@ def test_weights_are_glorot_uniform_over_the_fused_matrices_and_biases_zero() ->
             assert 0.99 * bound < float(layer.weight.detach().abs().max()) <= bound * (1 + 1e-6), name
             assert float(layer.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.03), name
             assert not layer.bias.any(), name
+
+
+@pytest.mark.parametrize(("d_k", "d_v"), [(7, 7), (3, 11), (17, 8)])
+def test_the_variable_length_kernel_is_given_what_makes_it_equal_the_padded_way(
+    d_k: int, d_v: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, across = drawn(SelfAttention(D, H, d_k, d_v)), drawn(MemoryAttention(D, H, d_k, d_v))
+    # More rows than tokens, on one side by more than a sentence of the tail holds
+    rows, memory_rows = sum(LENGTHS) + 131, sum(MEMORY_LENGTHS) + 3
+    x, memory = packed((*LENGTHS, 131)), packed((*MEMORY_LENGTHS, 3), seed=2)
+
+    def results() -> list[Tensor]:
+        here, there = Sentences(offsets(LENGTHS), rows), Sentences(offsets(MEMORY_LENGTHS), memory_rows)
+        outputs = [alone(x, here, causal=True), alone(x, here, causal=False), across(x, memory, here, there)]
+        assert all(bool(output.isfinite().all()) for output in outputs)
+        total = sum(output[: sum(LENGTHS)].square().sum() for output in outputs)
+        inputs = [x, memory, *alone.parameters(), *across.parameters()]
+        gradients = torch.autograd.grad(total, inputs)
+        return [output[: sum(LENGTHS)] for output in outputs] + list(gradients)
+
+    expected = results()
+    stand_in(monkeypatch, torch.float64)
+    for ours, theirs in zip(results(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    # Control: heads wider than the kernel takes go the padded way
+    monkeypatch.setattr(aiayn.attention, "KERNEL_WIDTH", max(d_k, d_v) - 1)
+    monkeypatch.setattr(aiayn.attention, "varlen_attn", None)
+    results()
+
+
+def test_the_borders_cover_every_row_with_sentences_of_bounded_length() -> None:
+    for tokens, rows in ((5, 5), (5, 8), (1025, 2048), (1000, 1024)):
+        sentences = Sentences(offsets((2, tokens - 2)), rows)
+        borders = sentences.borders
+        assert (borders[:3].tolist(), int(borders[-1]), borders.dtype) == ([0, 2, tokens], rows, torch.int32)
+        assert len(borders) == 3 + aiayn.attention.TAIL
+        assert 0 <= borders.diff().min() <= borders.diff().max() <= sentences.bound
+    assert {Sentences(offsets((n,))).bound for n in (1, 7, 255, 256)} == {256}
+    assert Sentences(offsets((257,))).bound == 512

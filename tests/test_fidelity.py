@@ -65,7 +65,8 @@ def test_sinusoids_in_halves_are_the_released_code_s_channel_by_channel() -> Non
 def test_both_sides_have_the_sinusoids_in_halves() -> None:
     model = transformer(sinusoids_in_halves=True)
     for positions in (model.source_positions, model.target_positions):
-        torch.testing.assert_close(positions(torch.arange(5), 5), sinusoids_in_halves(5, 14))
+        positions.reach(5)
+        torch.testing.assert_close(positions(torch.arange(5)), sinusoids_in_halves(5, 14))
 
 
 def test_the_target_space_vector_is_added_to_every_source_position_and_nowhere_else() -> None:
@@ -75,8 +76,11 @@ def test_the_target_space_vector_is_added_to_every_source_position_and_nowhere_e
     class Shifted(nn.Module):
         """The paper's positions of the source, with the vector added by hand."""
 
-        def forward(self, positions: Tensor, max_length: int) -> Tensor:
-            return sinusoids(max_length, 14)[positions] + vector
+        def reach(self, length: int) -> None:
+            self.length = length
+
+        def forward(self, positions: Tensor) -> Tensor:
+            return sinusoids(self.length, 14)[positions] + vector
 
     assert not torch.allclose(model(batch()), plain(batch()))  # control
     plain.source_positions = Shifted()

@@ -17,6 +17,7 @@ def test_every_number_has_a_range():
                     "learned_positions",
                     "target_space",
                     "zero_start",
+                    "compile",
                     "project",
                     "entity",
                     "output",

@@ -3,13 +3,17 @@
 import copy
 import math
 import random
+from collections.abc import Callable
 from itertools import accumulate, chain
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel import stand_in
 from torch import Tensor, nn
 
+import aiayn.transformer
 from aiayn.batching import Batch
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.transformer import Dropout, LearnedPositions, Sinusoids, Transformer, sinusoids
@@ -219,7 +223,8 @@ def test_sinusoids_by_hand() -> None:
 def test_sinusoids_grow_with_the_sentences_and_are_no_part_of_a_checkpoint() -> None:
     positions = Sinusoids(6)
     for length in (3, 2, 11):
-        torch.testing.assert_close(positions(torch.arange(length), length).double(), sinusoids(length, 6))
+        positions.reach(length)
+        torch.testing.assert_close(positions(torch.arange(length)).double(), sinusoids(length, 6))
     assert not positions.state_dict()
     assert len(positions.table) == 11
 
@@ -232,7 +237,7 @@ def test_an_odd_d_model_has_no_sinusoids() -> None:
 
 def test_learned_positions_beyond_the_table_share_its_last_row() -> None:
     positions = LearnedPositions(5, 3)
-    rows = positions(torch.tensor([0, 4, 5, 97]), 98)
+    rows = positions(torch.tensor([0, 4, 5, 97]))
     assert torch.equal(rows, positions.weight[[0, 4, 4, 4]])
 
 
@@ -342,3 +347,28 @@ def test_in_bfloat16_loss_and_gradients_stay_near_those_in_float32() -> None:
     (exact, gradient), (near, near_gradient) = measured(False), measured(True)
     assert 0 < abs(near - exact) / exact < 1e-2
     assert 0 < (near_gradient - gradient).norm() / gradient.norm() < 2e-2
+
+
+def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # With torch's own tracing and the stand-in for the kernel; what a GPU does with the graph, only a GPU can show
+    stand_in(monkeypatch, torch.float64)
+    batches = [batch(sources, TARGETS[: len(sources)]) for sources in (SOURCES, SOURCES[:2], SOURCES[::-1])]
+    monkeypatch.setattr(aiayn.transformer, "static_rows", lambda tokens, device: 32)
+    model = transformer()
+    expected = [model(given) for given in batches]
+    graphs = list[Any]()
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    model.fuse(backend=count, fullgraph=True)
+    for given, theirs in zip(batches, expected, strict=True):
+        torch.testing.assert_close(model(given), theirs)
+    assert len(graphs) == 1
+    # Control: another number of rows is another graph
+    monkeypatch.setattr(aiayn.transformer, "static_rows", lambda tokens, device: 64)
+    model(batches[0])
+    assert len(graphs) == 2

@@ -2,16 +2,23 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 
 from aiayn.linear import Linear
 
 # T query tokens and S memory tokens of all sentences, packed; B sentences; L tokens of the longest one
 # D d_model; H heads; K d_k; V d_v; P parts of the same width, such as queries, keys and values
+
+TAIL, TAIL_LENGTH = 8, 128
+"""Sentences of nothing that fill up the rows after the last token, and their length."""
+KERNEL_TYPES, KERNEL_WIDTH = {torch.bfloat16, torch.float16}, 256
+"""What flash attention takes."""
 
 
 class Sentences:
@@ -22,19 +29,53 @@ class Sentences:
     """
 
     def __init__(self, offsets: Tensor, rows: int | None = None) -> None:
-        lengths = offsets.diff()
-        self.max_length = int(lengths.max())
-        self._number = torch.repeat_interleave(lengths)  # (tokens,) the sentence each token belongs to
+        self._offsets, self._lengths = offsets, offsets.diff()
+        self.max_length = int(self._lengths.max())
+        self._number = torch.repeat_interleave(self._lengths)  # (tokens,) the sentence each token belongs to
         self.tokens = len(self._number)
         self.rows = rows or self.tokens
         positions = torch.arange(self.tokens, device=offsets.device) - offsets[self._number]
         self.positions = F.pad(positions, (0, self.rows - self.tokens))
-        self._padding = torch.arange(self.max_length, device=offsets.device) >= lengths.unsqueeze(1)  # (B, L)
-        self.mask: Tensor | None = None
-        """(B, 1, 1, L): 0 where a token is, -inf where none is; None when all sentences are equally long."""
-        if bool(self._padding.any()):
-            self.mask = _forbid(self._padding[:, None, None])
         self._orders: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        # Flash attention: GPUs since Ampere
+        self.has_kernel = offsets.is_cuda and torch.cuda.get_device_capability(offsets.device) >= (8, 0)
+
+    def fill(self, tokens: Tensor) -> Tensor:
+        """As many tokens as there are rows."""
+        return F.pad(tokens, (0, self.rows - self.tokens))
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """(B, 1, 1, L): 0 where a token is, -inf where none is; None when all sentences are equally long."""
+        return _forbid(self._padding[:, None, None]) if bool(self._padding.any()) else None
+
+    @cached_property
+    def causal_mask(self) -> Tensor:
+        """(L, L): -inf where the key comes after the query, so that position i sees only positions up to i (3.2.3).
+
+        Padding ends a sentence, so this hides it from every token.
+        """
+        length = self.max_length
+        return _forbid(torch.ones(length, length, dtype=torch.bool, device=self._offsets.device).triu_(1))
+
+    @cached_property
+    def borders(self) -> Tensor:
+        """(B + 1 + TAIL,) in 32 bits: the offsets, and the rows that belong to no sentence as TAIL short ones.
+
+        So that kernels which only know sentences leave nothing undefined.
+        """
+        assert self.rows - self.tokens <= TAIL * TAIL_LENGTH
+        tail = self.tokens + TAIL_LENGTH * torch.arange(1, TAIL + 1, device=self._offsets.device)
+        return torch.cat((self._offsets, tail.clamp(max=self.rows))).int()
+
+    @cached_property
+    def bound(self) -> int:
+        """No sentence is longer, the tail's included; few different numbers, since a kernel is compiled for each."""
+        return max(256, 1 << (self.max_length - 1).bit_length())
+
+    @cached_property
+    def _padding(self) -> Tensor:
+        return torch.arange(self.max_length, device=self._offsets.device) >= self._lengths.unsqueeze(1)  # (B, L)
 
     def split(self, x: Tensor, num_heads: int, widths: Sequence[int]) -> list[Tensor]:
         """Packed (rows, H * (K + K' + ...)) as padded (B, H, L, K), (B, H, L, K'), ..., zero where no token is."""
@@ -78,11 +119,6 @@ def _forbid(where: Tensor) -> Tensor:
     return torch.zeros(where.shape, device=where.device).masked_fill_(where, -torch.inf)
 
 
-def causal_mask(length: int, device: torch.device) -> Tensor:
-    """(L, L): -inf where the key comes after the query, so that position i sees only positions up to i (3.2.3)."""
-    return _forbid(torch.ones(length, length, dtype=torch.bool, device=device).triu_(1))
-
-
 def scaled_dot_product_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -106,6 +142,57 @@ def _softmax_(scores: Tensor) -> Tensor:
         return scores.softmax(-1)
     scores.sub_(scores.amax(-1, keepdim=True)).mul_(math.log2(math.e)).exp2_()
     return scores.div_(scores.sum(-1, keepdim=True))
+
+
+def attention(
+    queries: Tensor,
+    keys_values: Tensor | None,
+    sentences: Sentences,
+    memory_sentences: Sentences,
+    sizes: tuple[int, int, int],
+    *,
+    causal: bool,
+) -> Tensor:
+    """Eq. 1 sentence by sentence, from packed to packed (T, H * V); `sizes` are H, K and V.
+
+    `queries` (T, H * K) look at `keys_values` (S, H * (K + V)); or, where these are None, queries, keys and values are
+    all in the first (T, H * (2 K + V)).
+    """
+    if sentences.has_kernel and queries.dtype in KERNEL_TYPES and max(sizes[1:]) <= KERNEL_WIDTH:
+        return _variable_length(queries, keys_values, sentences, memory_sentences, sizes, causal)
+    mask = sentences.causal_mask if causal else memory_sentences.mask
+    return _Attention.apply(queries, keys_values, sentences, memory_sentences, mask, sizes)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _variable_length(
+    queries: Tensor,
+    keys_values: Tensor | None,
+    sentences: Sentences,
+    memory_sentences: Sentences,
+    sizes: tuple[int, int, int],
+    causal: bool,
+) -> Tensor:
+    num_heads, d_k, d_v = sizes
+    if keys_values is None:
+        parts = torch.split(queries, [num_heads * width for width in (d_k, d_k, d_v)], 1)
+    else:
+        parts = (queries, *torch.split(keys_values, [num_heads * d_k, num_heads * d_v], 1))
+    # The kernel wants one width, a multiple of 8: zeros change neither a product of query and key nor the other values
+    width = -(-max(d_k, d_v) // 8) * 8
+    heads = (part.view(len(part), num_heads, -1) for part in parts)
+    q, k, v = (F.pad(head, (0, width - head.size(2))) for head in heads)
+    found: Tensor = varlen_attn(  # type: ignore[assignment]
+        q,
+        k,
+        v,
+        sentences.borders,
+        memory_sentences.borders,
+        sentences.bound,
+        memory_sentences.bound,
+        scale=d_k**-0.5,
+        window_size=(-1, 0) if causal else (-1, -1),
+    )
+    return found[..., :d_v].flatten(1)
 
 
 class _Attention(torch.autograd.Function):
@@ -170,10 +257,10 @@ class SelfAttention(nn.Module):
         self.query_key_value = Linear(d_model, num_heads * (2 * d_k + d_v))
         self.output = Linear(num_heads * d_v, d_model)
 
-    def forward(self, x: Tensor, sentences: Sentences, mask: Tensor | None) -> Tensor:
-        """x (T, D) after looking at itself, sentence by sentence, as (T, D)."""
+    def forward(self, x: Tensor, sentences: Sentences, *, causal: bool) -> Tensor:
+        """x (T, D) after looking at itself, sentence by sentence, as (T, D); `causal`: and only at what came before."""
         sizes = (self.num_heads, self.d_k, self.d_v)
-        heads = _Attention.apply(self.query_key_value(x), None, sentences, sentences, mask, sizes)  # type: ignore[no-untyped-call]
+        heads = attention(self.query_key_value(x), None, sentences, sentences, sizes, causal=causal)
         return self.output(heads)  # type: ignore[no-any-return]
 
 
@@ -190,9 +277,7 @@ class MemoryAttention(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, sentences: Sentences, memory_sentences: Sentences) -> Tensor:
         """x (T, D) after looking at memory (S, D), sentence by sentence, as (T, D)."""
         sizes = (self.num_heads, self.d_k, self.d_v)
-        queries, keys_values = self.query(x), self.key_value(memory)
-        mask = memory_sentences.mask
-        heads = _Attention.apply(queries, keys_values, sentences, memory_sentences, mask, sizes)  # type: ignore[no-untyped-call]
+        heads = attention(self.query(x), self.key_value(memory), sentences, memory_sentences, sizes, causal=False)
         return self.output(heads)  # type: ignore[no-any-return]
 
     def keys_and_values(self, memory: Tensor, sentences: Sentences) -> tuple[Tensor, Tensor]:

@@ -51,16 +51,23 @@ def weights_of(model: Transformer, batch: Batch) -> dict[str, list[Weights]]:
         for layer in [*model.encoder, *model.decoder]:
             assert isinstance(layer, EncoderLayer | DecoderLayer)
             kind = "encoder" if isinstance(layer, EncoderLayer) else "decoder"
-            hooks.enter_context(layer.self_attention.register_forward_hook(partial(_look, found[kind])))
+            hooks.enter_context(
+                layer.self_attention.register_forward_hook(partial(_look, found[kind]), with_kwargs=True)
+            )
             if isinstance(layer, DecoderLayer):
-                hooks.enter_context(layer.memory_attention.register_forward_hook(partial(_look, found["cross"])))
+                hooks.enter_context(
+                    layer.memory_attention.register_forward_hook(partial(_look, found["cross"]), with_kwargs=True)
+                )
         model.eval().hidden(batch)
     return found
 
 
-def _look(found: list[Weights], module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _look(
+    found: list[Weights], module: nn.Module, inputs: tuple[Any, ...], options: dict[str, bool], output: Tensor
+) -> None:
     if isinstance(module, SelfAttention):
-        x, sentences, mask = inputs
+        x, sentences = inputs
+        mask = sentences.causal_mask if options["causal"] else sentences.mask
         q, k, v = sentences.split(module.query_key_value(x), module.num_heads, (module.d_k, module.d_k, module.d_v))
     else:
         assert isinstance(module, MemoryAttention)

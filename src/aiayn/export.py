@@ -17,7 +17,7 @@ from aiayn.attention import MemoryAttention, SelfAttention
 from aiayn.evaluate import trained
 from aiayn.schema import Config, ConfigError
 from aiayn.tokenizer import BOS, EOS, PAD, UNK
-from aiayn.transformer import DecoderLayer, EncoderLayer, LearnedPositions, Transformer
+from aiayn.transformer import DecoderLayer, EncoderLayer, LearnedPositions, Sinusoids, Transformer
 
 # D d_model; H heads; K d_k; V d_v; W width of a head elsewhere; P positions
 
@@ -77,10 +77,11 @@ def standard_projections(attention: SelfAttention | MemoryAttention) -> Projecti
     return projections(attention, width, (width / attention.d_k) ** 0.5)
 
 
-def positions(table: nn.Module) -> Tensor:
+def positions(table: Sinusoids | LearnedPositions) -> Tensor:
     """The positional encodings (P, D) of one side."""
     weight = next(iter([*table.parameters(), *table.buffers()]))
-    return table(torch.arange(POSITIONS, device=weight.device), POSITIONS).detach().float()  # type: ignore[no-any-return]
+    table.reach(POSITIONS)
+    return table(torch.arange(POSITIONS, device=weight.device)).detach().float()  # type: ignore[no-any-return]
 
 
 def ctranslate2_spec(model: Transformer, pieces: list[str]) -> Any:

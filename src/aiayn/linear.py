@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 # T rows, one a token; I inputs; O outputs
 
-STEP = 64
+STEP, GPU_STEP = 64, 1024
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them; the latter is 32 MiB at most
 ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
@@ -27,12 +27,14 @@ def compute_with(threads: int) -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def static_rows(tokens: int) -> int:
+def static_rows(tokens: int, device: torch.device) -> int:
     """The number of rows to give `tokens` tokens, so that the products of many batches have few different shapes.
 
     oneDNN compiles a kernel for each new shape, in about a millisecond: hence powers of two up to 64, then multiples of
-    64, past 1023 tokens of 128, past 2047 of 256, and so on.
+    64, past 1023 tokens of 128, past 2047 of 256, and so on. On a GPU, multiples of 1024.
     """
+    if device.type != "cpu":
+        return -(-tokens // GPU_STEP) * GPU_STEP
     if tokens <= STEP:
         return 1 << (tokens - 1).bit_length()
     step = max(STEP, 1 << tokens.bit_length() >> 4)

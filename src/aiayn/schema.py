@@ -122,6 +122,7 @@ class Hardware:
     precision: str = _one_of("32-true", "64-true", "bf16-mixed")
     tokens_per_micro_batch: int = _number(1)
     threads: int = _number(1, 4096)
+    compile: bool = MISSING
 
 
 @dataclass
@@ -222,6 +223,7 @@ HARMLESS = frozenset(
         "decoding.tokens_per_batch",
         "data.source",  # only where the archives lie: which they are is known by their SHA-256
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
+        "hardware.compile",
         "hardware.tokens_per_micro_batch",
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
         *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "seconds", "output")),
@@ -261,6 +263,8 @@ def checked(config: Config) -> Config:
             f"hardware.tokens_per_micro_batch={config.hardware.tokens_per_micro_batch}: must be at least"
             f" data.max_length={config.data.max_length}"
         )
+    if config.hardware.compile and config.hardware.accelerator == "cpu":
+        raise ConfigError("hardware.compile=true: must be false on a CPU, whose own way torch cannot compile")
     return config
 
 

@@ -126,6 +126,8 @@ def fit(
     stop: StopFlag,
 ) -> None:
     """Runs the remaining updates."""
+    if run.hardware.compile:
+        module.transformer.fuse()
     training, start = run.training, module.updates_done
     pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
     backend = "gloo" if run.hardware.accelerator == "cpu" else "nccl"

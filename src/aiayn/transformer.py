@@ -1,10 +1,12 @@
 """The Transformer of section 3: encoder, decoder, embeddings, positions."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn.attention import MemoryAttention, SelfAttention, Sentences, causal_mask
+from aiayn.attention import MemoryAttention, SelfAttention, Sentences
 from aiayn.batching import Batch
 from aiayn.decoding import Decoding, LayerDecoding
 from aiayn.linear import Linear, product, static_rows
@@ -67,7 +69,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, sentences: Sentences) -> Tensor:
         """x (S, D) to (S, D)."""
-        x = self.after_self_attention(x, self.self_attention(x, sentences, sentences.mask))
+        x = self.after_self_attention(x, self.self_attention(x, sentences, causal=False))
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
 
 
@@ -83,12 +85,9 @@ class DecoderLayer(nn.Module):
         self.after_memory_attention = AddAndNorm(d_model, dropout)
         self.after_feed_forward = AddAndNorm(d_model, dropout)
 
-    def forward(
-        self, x: Tensor, memory: Tensor, sentences: Sentences, memory_sentences: Sentences, causal: Tensor
-    ) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, sentences: Sentences, memory_sentences: Sentences) -> Tensor:
         """x (T, D) and the encoder's output (S, D) to (T, D)."""
-        # Padding ends a sentence, so the causal mask hides it from every token
-        x = self.after_self_attention(x, self.self_attention(x, sentences, causal))
+        x = self.after_self_attention(x, self.self_attention(x, sentences, causal=True))
         looked_up = self.memory_attention(x, memory, sentences, memory_sentences)
         x = self.after_memory_attention(x, looked_up)
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
@@ -114,10 +113,13 @@ class Sinusoids(nn.Module):
         self.register_buffer("table", torch.empty(0, d_model), persistent=False)
         self.table: Tensor
 
-    def forward(self, positions: Tensor, max_length: int) -> Tensor:
-        """Positions below `max_length` (...) as (..., D)."""
-        if max_length > len(self.table):
-            self.table = self.make(max_length, self.d_model).to(self.table)
+    def reach(self, length: int) -> None:
+        """Makes ready for positions below `length`."""
+        if length > len(self.table):
+            self.table = self.make(length, self.d_model).to(self.table)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions that are in reach (...) as (..., D)."""
         return F.embedding(positions, self.table)
 
 
@@ -140,7 +142,10 @@ def sinusoids_in_halves(length: int, d_model: int) -> Tensor:
 class LearnedPositions(nn.Embedding):
     """Row E of Table 3: one learned vector for each position."""
 
-    def forward(self, positions: Tensor, max_length: int) -> Tensor:  # type: ignore[override]
+    def reach(self, length: int) -> None:
+        """Nothing to do: the table stays as long as it is."""
+
+    def forward(self, positions: Tensor) -> Tensor:
         """Positions (...) as (..., D)."""
         # Paper: silent on positions beyond the table; here they share its last row
         return super().forward(positions.clamp(max=self.num_embeddings - 1))
@@ -189,6 +194,7 @@ class Transformer(nn.Module):
         # first here, since with one kind of target they are all alike
         self.target_spaces = nn.Parameter(nn.init.xavier_uniform_(torch.empty(32, d_model))) if target_space else None
         self.zero_start = zero_start
+        self.is_fused = False
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits (T, vocabulary) of each target token, given the source and the target tokens before it."""
@@ -196,14 +202,29 @@ class Transformer(nn.Module):
 
     def hidden(self, batch: Batch) -> Tensor:
         """What `logits` turns into the logits, as (T, D): the loss does that itself, a part at a time."""
-        source = Sentences(batch.source_offsets, static_rows(len(batch.source)))
-        target = Sentences(batch.target_offsets, static_rows(len(batch.target)))
-        return self.decode(batch.target_input, target, self.encode(batch.source, source), source)[: target.tokens]
+        source, target = self._source(batch.source, batch.source_offsets), _filled(batch.target, batch.target_offsets)
+        self.target_positions.reach(target.bound)
+        if self.is_fused:
+            for sentences in (source, target):  # the one size that differs from batch to batch
+                torch._dynamo.mark_dynamic(sentences.borders, 0)
+        stacked = self.stacks(source.fill(batch.source), source, target.fill(batch.target_input), target)
+        return stacked[: target.tokens]
+
+    def stacks(self, source: Tensor, source_sentences: Sentences, target_input: Tensor, sentences: Sentences) -> Tensor:
+        """Source (S,) and target shifted right (T,) as (T, D): what `fuse` compiles."""
+        return self.decode(target_input, sentences, self.encode(source, source_sentences), source_sentences)
+
+    def fuse(self, **options: Any) -> None:
+        """From now on, what lies between tokens and hidden is compiled: once, if all batches have as many rows.
+
+        The options are those of `torch.compile`.
+        """
+        self.stacks = torch.compile(self.stacks, **options)  # type: ignore[method-assign]
+        self.is_fused = True
 
     def encode(self, source: Tensor, sentences: Sentences) -> Tensor:
         """The source (S,) as memory (S, D)."""
-        source = F.pad(source, (0, sentences.rows - sentences.tokens))
-        positions = self.source_positions(sentences.positions, sentences.max_length)
+        positions = self.source_positions(sentences.positions)
         if self.target_spaces is not None:
             positions = positions + self.target_spaces[0]
         x = self._embed(source, positions)
@@ -213,12 +234,10 @@ class Transformer(nn.Module):
 
     def decode(self, target_input: Tensor, sentences: Sentences, memory: Tensor, memory_sentences: Sentences) -> Tensor:
         """The target shifted right (T,) and the memory (S, D) as (T, D)."""
-        target_input = F.pad(target_input, (0, sentences.rows - sentences.tokens))
-        positions = self.target_positions(sentences.positions, sentences.max_length)
+        positions = self.target_positions(sentences.positions)
         x = self._embed(target_input, positions, self._starts(sentences.positions))
-        causal = causal_mask(sentences.max_length, x.device)
         for layer in self.decoder:
-            x = layer(x, memory, sentences, memory_sentences, causal)
+            x = layer(x, memory, sentences, memory_sentences)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -227,14 +246,20 @@ class Transformer(nn.Module):
 
     def start(self, source: Tensor, source_offsets: Tensor) -> Decoding:
         """What decodes source (S,), one token at a time; `source_offsets` (B + 1,)."""
-        sentences = Sentences(source_offsets, static_rows(len(source)))
-        memory = self.encode(source, sentences)
+        sentences = self._source(source, source_offsets)
+        memory = self.encode(sentences.fill(source), sentences)
         layers = [layer.start(memory, sentences) for layer in self.decoder]  # type: ignore[operator]
         return Decoding(layers, self._embed_at, self.embedding.weight, sentences.mask)
 
+    def _source(self, source: Tensor, offsets: Tensor) -> Sentences:
+        sentences = _filled(source, offsets)
+        self.source_positions.reach(sentences.bound)
+        return sentences
+
     def _embed_at(self, tokens: Tensor, position: int) -> Tensor:
+        self.target_positions.reach(position + 1)
         positions = torch.tensor([position], device=tokens.device)
-        return self._embed(tokens, self.target_positions(positions, position + 1), self._starts(positions))
+        return self._embed(tokens, self.target_positions(positions), self._starts(positions))
 
     def _embed(self, tokens: Tensor, positions: Tensor, empty: Tensor | None = None) -> Tensor:
         """Tokens (...) and positions (..., D) as (..., D); `empty` (..., 1) says where no token stands."""
@@ -246,3 +271,7 @@ class Transformer(nn.Module):
     def _starts(self, positions: Tensor) -> Tensor | None:
         # Paper: silent on the first input of the decoder (3.1); the released code has zeros in place of an embedding
         return (positions == 0).unsqueeze(-1) if self.zero_start else None
+
+
+def _filled(tokens: Tensor, offsets: Tensor) -> Sentences:
+    return Sentences(offsets, static_rows(len(tokens), tokens.device))

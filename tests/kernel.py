@@ -1,0 +1,78 @@
+"""A stand-in for the variable-length kernel of GPUs: what its documentation says it computes, sentence by sentence."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aiayn import attention
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, scale: float, causal: bool
+) -> Tensor:
+    result = torch.zeros_like(q)
+    borders = zip(itertools.pairwise(cu_q.tolist()), itertools.pairwise(cu_k.tolist()), strict=True)
+    for (begin, end), (key_begin, key_end) in borders:
+        assert 0 <= end - begin <= max_q
+        assert 0 <= key_end - key_begin <= max_k
+        if end > begin and key_end > key_begin:
+            scores = torch.einsum("qhd,khd->hqk", q[begin:end], k[key_begin:key_end]) * scale
+            if causal:
+                scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+            result[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[key_begin:key_end])
+    unowned = torch.ones(len(q), dtype=torch.bool)
+    unowned[int(cu_q[0]) : int(cu_q[-1])] = False
+    return result.masked_fill(unowned[:, None, None], torch.nan)  # the kernel leaves these rows as they were
+
+
+@torch.library.custom_op("aiayn_tests::varlen", mutates_args=())
+def _varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, scale: float, causal: bool
+) -> Tensor:
+    return _attend(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal)
+
+
+@_varlen.register_fake
+def _(q: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(q)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    with torch.enable_grad():
+        inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        result = _attend(*inputs, *ctx.rest)
+    return (*torch.autograd.grad(result, inputs, gradient), *(None,) * 6)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.rest = inputs[3:]
+
+
+_varlen.register_autograd(_backward, setup_context=_setup)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Lets attention take the kernel's way on this machine, for tensors of `dtype`."""
+
+    def varlen_attn(
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, **options: Any
+    ) -> Tensor:
+        assert q.shape[1:] == k.shape[1:] == v.shape[1:]
+        assert q.size(2) % 8 == 0
+        assert cu_q.dtype == cu_k.dtype == torch.int32
+        assert options["window_size"] in ((-1, 0), (-1, -1))
+        return _varlen(q, k, v, cu_q, cu_k, max_q, max_k, options["scale"], options["window_size"] == (-1, 0))
+
+    made = attention.Sentences.__init__
+
+    def make(sentences: attention.Sentences, *arguments: Any) -> None:
+        made(sentences, *arguments)
+        sentences.has_kernel = True
+
+    monkeypatch.setattr(attention.Sentences, "__init__", make)
+    monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(attention, "KERNEL_TYPES", {dtype})

@@ -1,0 +1,80 @@
+"""What only a GPU can show: its way through attention and the compiled stacks against the CPU's, and exact resume."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_transformer import SIZES
+from torch import Tensor
+
+from aiayn import config
+from aiayn.batching import Batch
+from aiayn.loss import label_smoothed_cross_entropy
+from aiayn.transformer import Transformer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def model(**changes: int) -> Transformer:
+    torch.manual_seed(5)
+    sizes = {**SIZES, "d_model": 64, "d_ff": 128, "d_k": 16, "d_v": 32, "dropout": 0.0, **changes}
+    return Transformer(**sizes, learned_positions=False, max_length=101, vocab_size=211)
+
+
+def batch(sentences: int) -> Batch:
+    random = torch.Generator().manual_seed(sentences)
+
+    def side() -> tuple[Tensor, Tensor]:
+        offsets = torch.randint(1, 67, (sentences,), generator=random).cumsum(0)
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), offsets))
+        return torch.randint(4, 211, (int(offsets[-1]),), generator=random), offsets
+
+    (source, source_offsets), (target, target_offsets) = side(), side()
+    return Batch(source, target, target.roll(1), source_offsets, target_offsets)
+
+
+def loss_and_gradients(model: Transformer, given: Batch) -> tuple[float, Tensor]:
+    model.zero_grad()
+    loss, _ = label_smoothed_cross_entropy(model.hidden(given), model.embedding.weight, given.target, 0.1)
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.flatten().float().cpu() for p in model.parameters() if p.grad is not None])
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_heads": 1, "d_k": 512, "d_v": 512}, {"d_k": 32, "d_v": 8}], ids=str)
+@pytest.mark.parametrize("fused", [False, True])
+def test_loss_and_gradients_in_bf16_are_those_of_the_cpu_in_float32(changes: dict[str, int], fused: bool) -> None:
+    given = batch(97)
+    loss, gradients = loss_and_gradients(model(**changes), given)
+    ours = model(**changes).cuda()
+    if fused:
+        ours.fuse()
+    with torch.autocast("cuda", torch.bfloat16):
+        found, found_gradients = loss_and_gradients(ours, given.to("cuda"))
+    assert abs(found - loss) / loss < 1e-2
+    assert distance(found_gradients, gradients) < 2e-2
+    # Control: another batch is further away than that
+    _, other = loss_and_gradients(model(**changes), batch(89))
+    assert distance(other, gradients) > 2e-2
+
+
+def test_in_float32_gpu_and_cpu_agree() -> None:
+    given = batch(31)
+    loss, gradients = loss_and_gradients(model(), given)
+    found, found_gradients = loss_and_gradients(model().cuda(), given.to("cuda"))
+    assert found == pytest.approx(loss, rel=1e-4)
+    assert distance(found_gradients, gradients) < 1e-3
+
+
+def test_a_run_on_the_gpu_ends_with_a_result(toy: list[str], aiayn: Callable[..., object], tmp_path: Path) -> None:
+    on_gpu = [*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"]
+    aiayn("train", *on_gpu)
+    assert (config.run_folder(config.compose_row(*on_gpu)) / "result.json").exists()
