@@ -141,7 +141,7 @@ def test_a_gpu_has_its_share_of_the_peak_and_its_own_memory_and_a_cpu_neither(ru
     cells = dict(zip(shown.head, shown.rows[0], strict=True))
     assert (cells["TFLOP/s"], cells["of the peak"], cells["peak MB"]) == ("494.7", "50.0%", "700")
     assert (cells["ms an update"], cells["ms beside the step"], cells["params M"]) == ("200.0", "50.00", "1.00")
-    assert shown.remarks == ["peak MB: GPU memory that torch took", "and more"]
+    assert shown.remarks == ["peak MB: GPU memory that torch took; not compiled", "and more"]
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a new one")
     assert "of the peak" not in growth.sheet("", "row", {"base": fast}, gpu).head
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: 1 / 0)

@@ -67,6 +67,13 @@ def test_a_rivals_own_reduced_precision_counts_whichever_it_is():
         assert ("2.00 x" if precision == "fp32" else "8.00 x") in fp32  # control: in fp32 only fp32 counts
 
 
+def test_ours_compiled_is_ours_and_no_rival():
+    line = {"name": "aiayn, compiled", "precision": "bf16", "checks": {}, "seconds_a_round": [0.1, 0.1, 0.3]}
+    part = {**PART, "lines": [*PART["lines"], line]}
+    assert "2.50 x the fastest rival (aiayn, compiled bf16 2,000, fast bf16 800" in sheets.verdict(part)[1]
+    assert sheets.by_line("training", part).rows[-1][5] == ""
+
+
 def test_where_there_is_no_fp32_no_verdict_is_given_on_it():
     alone = {**PART, "lines": [line for line in PART["lines"] if line["precision"] == "bf16"]}
     assert [line.partition(":")[0] for line in sheets.verdict(alone)] == ["each in its fastest precision"]

@@ -118,7 +118,7 @@ def training(config: Config, precisions: list[str], device: str) -> dict[str, An
             module = copy.deepcopy(module).to(device).eval()
             if name.endswith(COMPILED):
                 compile_parts(module)
-            loss = our_loss if name == OURS else their_loss
+            loss = our_loss if name.startswith(OURS) else their_loss
             began = time.perf_counter()
             found = _loss_and_gradients(module, loss, batches[0], precision, device)
             taken = time.perf_counter() - began
@@ -186,7 +186,9 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
 
 
 def compile_parts(module: nn.Module) -> None:
-    """Puts compiled versions in the place of a rival's encoder and decoder; one for all shapes."""
+    """Compiles ours as training does; puts compiled versions in the place of a rival's encoder and decoder."""
+    if isinstance(module, Transformer):
+        return module.fuse()
     for part in ("encode", "decode"):
         setattr(module, part, torch.compile(getattr(module, part), dynamic=True))
 
@@ -205,7 +207,8 @@ def endless(model: Transformer) -> Transformer:
 def _trainable(model: Transformer, device: str) -> dict[str, nn.Module]:
     found = {OURS: model, **rivals.trainable(model)}
     # Where a compiler pays
-    return found | ({f"torch.nn{COMPILED}": found["torch.nn"]} if device == "cuda" else {})
+    compiled = (OURS, "torch.nn") if device == "cuda" else ()
+    return found | {f"{name}{COMPILED}": found[name] for name in compiled}
 
 
 def _trainer(

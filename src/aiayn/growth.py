@@ -202,7 +202,10 @@ def sheet(title: str, first: str, points: Series, run: Config, *remarks: str) ->
             ]
         )
     libraries = next(iter(points.values())).before_mb
-    remark = "GPU memory that torch took" if gpu else f"peak of the process, {libraries:,.0f} of it libraries"
+    compiled = "compiled" if run.hardware.compile else "not compiled"
+    remark = (
+        f"GPU memory that torch took; {compiled}" if gpu else f"peak of the process, {libraries:,.0f} of it libraries"
+    )
     return Sheet(title, [*head, "first update s", "peak MB"], rows, [f"peak MB: {remark}", *remarks])
 
 

@@ -55,7 +55,7 @@ def by_line(kind: str, part: dict[str, Any]) -> Sheet:
                 line["precision"],
                 *(f"{rate:,.0f}" for rate in rates),
                 f"{milliseconds:,.1f}",
-                "" if line["name"] == OURS else f"{ratio:.2f} x",
+                "" if line["name"].startswith(OURS) else f"{ratio:.2f} x",
                 *_efforts(part, line),
                 ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in line["checks"].items()),
             ]
@@ -98,12 +98,12 @@ def verdict(part: dict[str, Any]) -> list[str]:
         ("each in its fastest precision", part["lines"]),
     ):
         rates = {(x["name"], x["precision"]): _rate(part["target_tokens"], x["seconds_a_round"]) for x in chosen}
-        own = [(rate, precision) for (name, precision), rate in rates.items() if name == OURS]
-        theirs = [(rate, *key) for key, rate in rates.items() if key[0] != OURS]
+        own = [(rate, *key) for key, rate in rates.items() if key[0].startswith(OURS)]
+        theirs = [(rate, *key) for key, rate in rates.items() if not key[0].startswith(OURS)]
         if own and theirs:
-            (rate, precision), (best, rival, other) = max(own), max(theirs)
+            (rate, name, precision), (best, rival, other) = max(own), max(theirs)
             lines.append(
-                f"{what}: {rate / best:.2f} x the fastest rival ({OURS} {precision} {rate:,.0f},"
+                f"{what}: {rate / best:.2f} x the fastest rival ({name} {precision} {rate:,.0f},"
                 f" {rival} {other} {best:,.0f} target tokens/s)"
             )
     return lines
