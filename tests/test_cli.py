@@ -61,6 +61,7 @@ def test_every_example_of_the_manual_composes(tmp_path, monkeypatch):
     monkeypatch.setattr("aiayn.export.main", lambda run: None)
     monkeypatch.setattr("aiayn.bench.main", lambda run: None)
     monkeypatch.setattr("aiayn.plan.main", lambda run: None)
+    monkeypatch.setattr("aiayn.dashboard.main", lambda run: None)
     rest = [f"data.{split}_{side}=x" for split in ("train", "dev", "test") for side in ("source", "target")]
     for examples in cli.EXAMPLES.values():
         for line, _ in examples:
