@@ -18,6 +18,7 @@ MODULES = (
         "schema",
         "config",
         "storage",
+        "progress",
         "corpus",
         "download",
         "wmt",

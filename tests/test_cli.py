@@ -41,6 +41,10 @@ def run_main(*arguments: str) -> tuple[int, str]:
 def test_every_manual_names_the_twenty_rows_the_exit_codes_and_commands_that_work(arguments, capsys):
     assert run_main(*arguments) == (0, "")
     manual = capsys.readouterr().out
+    if arguments[1:]:
+        examples = manual.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
+        assert examples
+        assert all(line.startswith(f"  aiayn {arguments[0]}") and "  # " in line for line in examples)
     rows = manual.partition("Rows of Table 3 (experiment=NAME):")[2].partition("Groups:")[0]
     assert rows.split() == list(schema.ROWS)
     assert cli.EXIT_CODES in manual
