@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from aiayn import claims, config, curves, drawing, figures, html, progress, report, storage
+from aiayn.claims import METRICS
 from aiayn.columns import BLEU_TOLERANCE, Cell, Column, columns_of, rows_of
 from aiayn.material import Material, gather
 from aiayn.results import Line, Run, Table, look_up, printable
@@ -49,7 +50,10 @@ def draw(material: Material) -> dict[str, tuple[Figure, str]]:
         f"group-{letter[1].lower()}": (figures.group(table, letter), f"group {letter}, the paper's figures and ours")
         for letter in _GROUPS
     }
-    drawn["ranks"] = figures.ranks(table), "our figure of each row against the paper's"
+    drawn |= {
+        f"ranks-{metric.lower()}": (figures.ranks(table, metric), f"our {metric} of each row against the paper's")
+        for metric in METRICS
+    }
     if material.counts:
         drawn["lengths"] = figures.lengths(table, material.counts, words), "BLEU by the length of the source"
     base = table.base.trained
@@ -100,7 +104,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
         bootstrap=material.missing or f"Over sentences: {claims.RESAMPLES} resamples of {len(material.references)}.",
         correlations=_correlations(table),
         figures={
-            "ranks": inline["ranks"],
+            "ranks": [inline[f"ranks-{metric.lower()}"] for metric in METRICS],
             "groups": [inline[f"group-{letter[1].lower()}"] for letter in _GROUPS],
             "curves": [
                 {"axis": axis, "figure": inline[f"curve-{quantity.replace('/', '-')}-{axis}"]}
@@ -264,7 +268,7 @@ def _told(found: claims.Finding) -> dict[str, str]:
 
 def _correlations(table: Table) -> str:
     told = []
-    for metric in ("PPL", "BLEU"):
+    for metric in METRICS:
         found = claims.rank_correlation(table, metric)
         if found is not None:
             told.append(f"{metric}: Spearman ρ {found[0]:+.2f} (p {_p_text(found[1])}, {found[2]} rows)")
