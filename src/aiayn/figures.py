@@ -80,15 +80,16 @@ def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
 
 def run(table: Table, runs: Runs, row: str) -> Figure:
     """Training loss and dev perplexity of one row beside base."""
-    figure, (left, right) = _figure(6.8, 2.8, 2)
-    for axes, quantity in ((left, "train/loss"), (right, "dev/ppl")):
+    figure, (above, below) = _figure(*_TALL, 2, across=False)
+    for axes, quantity in ((above, "train/loss"), (below, "dev/ppl")):
         for (name, _seed), curves in runs.items():
             if name in ("base", row) and quantity in curves:
                 own = name == row
                 style = {"color": _PAPER, "zorder": 3} if own else {"color": "#888888", "linewidth": 0.8}
                 axes.plot(curves[quantity].axes["steps"], curves[quantity].values, **style)
-        axes.set(xlabel=NAMES["steps"], title=NAMES[quantity].split(" (")[0])
-    _plain_logarithms(right)
+        axes.set_title(NAMES[quantity].split(" (")[0])
+    below.set_xlabel(NAMES["steps"])
+    _plain_logarithms(below)
     figure.suptitle(f"{row}{'' if row == 'base' else ', base in grey'}: {conditions(table)}", **_SUPTITLE)
     return figure
 
