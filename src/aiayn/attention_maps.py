@@ -33,7 +33,7 @@ KINDS = {
     "cross": "Attention of the decoder to the encoder",
 }
 LONGEST = 60  # tokens of a side: more are no picture any more
-_COLUMNS = 4
+_COLUMNS = 2  # of heads, as a phone shows them
 _FAINTEST = 0.02
 
 
