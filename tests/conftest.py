@@ -1,14 +1,19 @@
 """One thread a test, a toy corpus, and the command line as a user runs it."""
 
 import dataclasses
+import fcntl
 import os
+import pty
 import random
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -133,6 +138,54 @@ def finished(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
     with handlers_restored():
         train.train(run, folder)
     return overrides
+
+
+class Terminal:
+    """A real terminal of 120 columns: the end where a program writes, and what has come out at the other."""
+
+    def __init__(self) -> None:
+        self.controller, program = pty.openpty()
+        fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.stream = os.fdopen(program, "w")
+        self.seen = b""
+        self.reader = threading.Thread(target=self._keep)
+        self.reader.start()
+
+    def _keep(self) -> None:
+        # Until the program's end is closed, which Linux tells by an error
+        with suppress(OSError):
+            while more := os.read(self.controller, 65536):
+                self.seen += more
+
+    def read(self) -> str:
+        """All that was written, without its colours; nothing can be written after it."""
+        self.stream.close()
+        self.reader.join()
+        os.close(self.controller)
+        return re.sub(r"\x1b\[[\d;]*m", "", self.seen.decode())
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Terminal]]:
+    """Makes standard error a terminal, as where somebody watches; to be called in the test, since pytest takes it."""
+    from aiayn import progress
+
+    made: list[Terminal] = []
+
+    def make() -> Terminal:
+        made.append(Terminal())
+        for name, value in (("TERM", "xterm"), ("CI", "")):
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("FORCE_COLOR", raising=False)
+        progress._console.cache_clear()
+        monkeypatch.setattr(sys, "stderr", made[0].stream)
+        return made[0]
+
+    yield make
+    progress._console.cache_clear()
+    for open_still in made:
+        if not open_still.stream.closed:
+            open_still.read()
 
 
 class Server(ThreadingHTTPServer):

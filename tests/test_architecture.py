@@ -18,6 +18,7 @@ MODULES = (
         "schema",
         "config",
         "storage",
+        "progress",
         "corpus",
         "download",
         "wmt",
@@ -46,6 +47,7 @@ MODULES = (
         "jobs",
         "evaluate",
         "view",
+        "dashboard",
         "train",
         "worker",
         "translate",
@@ -61,7 +63,8 @@ MODULES = (
 )
 THE_PAPER = ("linear", "attention", "transformer", "loss", "schedule", "beam_search", "metrics")
 ROOMS = {
-    "wandb": {"view"},
+    "wandb": {"view", "dashboard"},
+    "wandb_workspaces": {"dashboard"},
     "hydra": {"config", "cli"},
     "omegaconf": {"schema", "config", "cli"},
     "pytorch_lightning": {"checkpoint", "lightning_data", "lightning_model", "callbacks", "train"},
@@ -125,6 +128,7 @@ SAVED_ELSEWHERE = {
     "checkpoint": {"torch.save"},  # into memory, then through storage
     # Into a temporary folder, since other libraries write files and nothing else, then through storage
     "export": {"tempfile", "ctranslate2_spec(model, pieces).save"},
+    "dashboard": {"workspace(run, entity).save"},  # on the server of W&B
     "signals": {"shutil"},  # only asks where a program is
 }
 

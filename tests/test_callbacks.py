@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aiayn import callbacks, checkpoint, storage
+from aiayn import callbacks, checkpoint, progress, storage
 from aiayn.callbacks import Bar, Dev, Record, Save
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import NonFinite
@@ -244,7 +244,7 @@ def test_the_bar_prints_nothing_per_update_into_a_log(trainer, tmp_path, capsys)
 
 
 def test_the_log_tells_now_and_then_where_the_run_is_and_how_long_it_takes(trainer, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(callbacks, "LOG_SECONDS", -1.0)
+    monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
     record = Record(tmp_path / "metrics.jsonl", 4, lambda row: None, writes=True)
     bar = Bar(record, "base", 4, LAST)
     run(trainer, [bar], range(4, LAST))

@@ -41,6 +41,10 @@ def run_main(*arguments: str) -> tuple[int, str]:
 def test_every_manual_names_the_twenty_rows_the_exit_codes_and_commands_that_work(arguments, capsys):
     assert run_main(*arguments) == (0, "")
     manual = capsys.readouterr().out
+    if arguments[1:]:
+        examples = manual.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
+        assert examples
+        assert all(line.startswith(f"  aiayn {arguments[0]}") and "  # " in line for line in examples)
     rows = manual.partition("Rows of Table 3 (experiment=NAME):")[2].partition("Groups:")[0]
     assert rows.split() == list(schema.ROWS)
     assert cli.EXIT_CODES in manual
@@ -61,6 +65,7 @@ def test_every_example_of_the_manual_composes(tmp_path, monkeypatch):
     monkeypatch.setattr("aiayn.export.main", lambda run: None)
     monkeypatch.setattr("aiayn.bench.main", lambda run: None)
     monkeypatch.setattr("aiayn.plan.main", lambda run: None)
+    monkeypatch.setattr("aiayn.dashboard.main", lambda run: None)
     rest = [f"data.{split}_{side}=x" for split in ("train", "dev", "test") for side in ("source", "target")]
     for examples in cli.EXAMPLES.values():
         for line, _ in examples:

@@ -1,6 +1,7 @@
 """A figure on a page takes the page's colours, asks for nothing, and hostile text in it stays text."""
 
 import xml.etree.ElementTree as ElementTree
+from importlib import resources
 
 from matplotlib.figure import Figure
 
@@ -41,6 +42,17 @@ def test_its_text_and_axes_have_the_pages_colour_and_its_rows_a_class() -> None:
     assert drawing.INK not in {value for element in found.iter() for value in element.attrib.values()}
     (row,) = [element for element in found.iter() if element.get("class") == "row-a_h1"]
     assert row.find("path") is not None
+
+
+def test_a_page_knows_how_wide_a_figure_must_be_to_be_read() -> None:
+    classes = []
+    for inches in (3, 7, 12):
+        with drawing.style():
+            made = drawing.inline(Figure(figsize=(inches, 2)), "one", "words")
+        classes.append(ElementTree.fromstring(str(made)).get("class"))
+    assert classes == ["narrow", "medium", "wide"]
+    sheet = (resources.files("aiayn") / "templates" / "style.css").read_text("utf-8")
+    assert all(f"svg.{name} {{ min-width: " in sheet for name in classes)
 
 
 def test_hostile_text_stays_text() -> None:

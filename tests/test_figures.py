@@ -1,11 +1,13 @@
 """What is drawn is what was measured: points, intervals and titles read back from the figures."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from scipy import stats
 
 from aiayn import config, figures, results
@@ -80,7 +82,7 @@ def test_every_title_names_scale_and_data() -> None:
             figures.run(made, curve, "a_h1"),
             figures.group(made, "(D)"),
             figures.schedule(made),
-            figures.ranks(made),
+            figures.ranks(made, "PPL"),
             figures.lengths(made, {("base", 1): np.ones((9, 10), np.int64)}, range(9)),
         ]
     for figure in drawn:
@@ -90,6 +92,34 @@ def test_every_title_names_scale_and_data() -> None:
         ]
         assert any("scale mini" in text and "tiny" in text for text in words), words
     assert [line.get_gid() for line in drawn[0].axes[0].lines] == ["row.base:1"]
+
+
+def names_and_dots(figure: Figure) -> tuple[dict[str, Bbox], list[tuple[float, float]]]:
+    """Where each row's name and dot is, in pixels."""
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    return {text.get_text(): text.get_window_extent() for text in axes.texts}, [
+        tuple(axes.transData.transform((line.get_xdata()[0], line.get_ydata()[0]))) for line in dots
+    ]
+
+
+@pytest.mark.parametrize("metric", ["PPL", "BLEU"])
+def test_in_the_plot_of_ranks_every_row_is_named_and_no_name_lies_on_another(metric: Any) -> None:
+    """In the paper's own figures, where rows stand most closely: on the diagonal, some on one point."""
+    with style():
+        figure = figures.ranks(table("mini", "tiny", 1), metric)
+        names, dots = names_and_dots(figure)
+    assert set(names) == set(config.ROWS)
+    assert len(dots) == 20
+    assert not [pair for pair in itertools.combinations(names, 2) if names[pair[0]].overlaps(names[pair[1]])]
+    assert not [name for name, box in names.items() if any(box.contains(*dot) for dot in dots)]
+    assert all(figure.axes[0].bbox.count_contains(box.corners()) == 4 for box in names.values())
+    for text in figure.axes[0].texts:  # control: names beside their dots, as they would be without a search
+        dot = dots[config.ROWS.index(text.get_text())]
+        text.set_position(figure.axes[0].transData.inverted().transform((dot[0] + 20, dot[1])))
+    names, _ = names_and_dots(figure)
+    assert [pair for pair in itertools.combinations(names, 2) if names[pair[0]].overlaps(names[pair[1]])]
 
 
 def test_the_schedule_peaks_at_the_end_of_the_warm_up() -> None:

@@ -154,7 +154,16 @@ def test_the_cells_are_the_results(report: Path) -> None:
 
 def test_every_figure_is_a_file_too(report: Path) -> None:
     names = {path.stem for path in (report.parent / "figures").iterdir()}
-    assert {"ranks", "schedule", "positions", "lengths", "group-e", "curve-dev-ppl-tokens", "run-base"} <= names
+    assert {
+        "ranks-ppl",
+        "ranks-bleu",
+        "schedule",
+        "positions",
+        "lengths",
+        "group-e",
+        "curve-dev-ppl-tokens",
+        "run-base",
+    } <= names
     for name in names:
         assert (report.parent / "figures" / f"{name}.svg").read_bytes().startswith(b"<?xml")
         assert (report.parent / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")

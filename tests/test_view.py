@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from aiayn import checkpoint, config, schema, storage, train, view
+from aiayn import checkpoint, config, dashboard, schema, storage, train, view
+from aiayn.prepare import prepare
 
 SENTINEL = "s3ntinel-pa55word"
 
@@ -53,6 +54,11 @@ class Fake:
 
 def shown(run: schema.Config) -> schema.Config:
     return schema.dataclasses.replace(run, wandb=schema.dataclasses.replace(run.wandb, mode="online"))
+
+
+def offline(run: schema.Config, row: str) -> schema.Config:
+    replace = schema.dataclasses.replace
+    return replace(run, experiment=row, wandb=replace(run.wandb, mode="offline"))
 
 
 def weights(run: schema.Config, folder: Path) -> dict[str, Any]:
@@ -109,7 +115,7 @@ def shown_as_the_result(fake: Fake, folder: Path) -> None:
     assert (fake.arguments["group"], fake.arguments["job_type"]) == (f"{result['data']}-{result['scale']}", "train")
     assert set(fake.arguments["tags"]) == {"base", result["scale"], result["data"]}
     # What is shown and where may change under a run; all that its figures depend on is the same
-    assert fake.arguments["config"] | {"wandb": {}} == result["config"] | {"wandb": {}}
+    assert fake.arguments["config"] | {"wandb": {}} == result["config"] | {"wandb": {}, "row_group": "base"}
     assert fake.metrics == ("*", "step")
     curves = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert fake.rows[:-1] == curves
@@ -127,34 +133,98 @@ def shown_as_the_result(fake: Fake, folder: Path) -> None:
     assert [sample[2] for sample in samples] == translations[:: len(translations) // view.SAMPLES][: view.SAMPLES]
 
 
+def kept_offline(folder: Path) -> list[dict[str, Any]]:
+    """The records of the one run that the real W&B has kept offline, read back with its own tool."""
+    (kept,) = folder.glob("wandb/offline-run-*/*.wandb")
+    tool = Path(sys.executable).with_name("wandb")
+    read = subprocess.run([tool, "leet", "inspect", "--json", kept], capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in read.splitlines()]
+
+
+def history_of(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of figures, without what W&B adds."""
+    rows = [record["history"]["item"] for record in records if record["type"] == "history"]
+    return [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
+
+
+def summary_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures by which W&B lists and compares a run: the last of each."""
+    summary: dict[str, Any] = {}
+    for record in records:
+        summary |= record.get("summary", {}).get("update", {})
+    return summary
+
+
 def test_what_wandb_keeps_offline_is_what_was_shown(toy_run, tmp_path, monkeypatch):
     """The real W&B, read back with its own tool."""
-    offline = schema.dataclasses.replace(
-        toy_run, experiment="c_n2", wandb=schema.dataclasses.replace(toy_run.wandb, mode="offline")
-    )
     rows = [{"step": 2, "train/loss": 3.5}, {"step": 2, "dev/ppl": 7.25}, {"step": 6, "dev/ppl": 5.5, "dev/bleu": 11.0}]
     monkeypatch.delenv("WANDB_ERROR_REPORTING", raising=False)
-    with view.view(offline, tmp_path, 0) as show:
+    with view.view(offline(toy_run, "c_n2"), tmp_path, 0) as show:
         for row in rows:
             show(row)
         show({"step": 6, view.TRANSLATIONS: [["<b>", "{{7*7}}", "$x$"]]})
     assert os.environ["WANDB_ERROR_REPORTING"] == "false"
-    (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    tool = Path(sys.executable).with_name("wandb")
-    read = subprocess.run([tool, "leet", "inspect", "--json", kept], capture_output=True, text=True, check=True).stdout
-    records = [json.loads(line) for line in read.splitlines()]
-    history = [record["history"]["item"] for record in records if record["type"] == "history"]
-    assert [{key: item[key] for key in item if not key.startswith("_")} for item in history[:3]] == rows
+    records = kept_offline(tmp_path)
+    history = history_of(records)
+    assert history[:3] == rows
     assert history[3][f"{view.TRANSLATIONS}.ncols"] == 3
     (run,) = [record["run"] for record in records if record["type"] == "run"]
     assert set(run["tags"]) == {"c_n2", "(C)", toy_run.scale.name, toy_run.data.name}
     assert run["job_type"] == "train"
-    summary: dict[str, Any] = {}
-    for record in records:
-        summary |= record.get("summary", {}).get("update", {})
-    assert (summary["dev/ppl"], summary["dev/bleu"]) == (5.5, 11.0)
     (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/dev/*.json")
     assert json.loads(table.read_text())["data"] == [["<b>", "{{7*7}}", "$x$"]]
+
+
+def test_every_number_of_the_dashboard_is_the_runs_own(toy_run, tmp_path, monkeypatch):
+    """A real run with the real W&B: all that a panel or column shows is in `result.json` and `metrics.jsonl`."""
+    measured = train.evaluate
+
+    def apart(*arguments: Any) -> Any:
+        """Six updates are too few for any BLEU but 0: figures that differ, so that one taken for another is seen."""
+        figures, translations = measured(*arguments)
+        return figures | {"bleu": {"paper": 11.3, "sacrebleu": 13.7, "intl": 17.1}}, translations
+
+    monkeypatch.setattr(train, "evaluate", apart)
+    weights(offline(toy_run, "base"), tmp_path)
+    records = kept_offline(tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    *curves, last = history_of(records)
+    assert curves == [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    figures = view.dev_row(result["dev"])
+    assert {key: last[key] for key in figures} == figures
+    assert last["step"] == result["steps"]
+    summary, newest = summary_of(records), {key: value for row in curves for key, value in row.items()}
+    panels = [panel for panels in dashboard.SECTIONS.values() for panel in panels if panel.metric]
+    shown = {panel.metric for panel in panels} | set(dashboard.COLUMNS)
+    for metric in shown - {view.TRANSLATIONS}:
+        assert summary[metric] == (newest | figures)[metric], metric
+    assert len({summary[metric] for metric in shown - {view.TRANSLATIONS}}) == len(shown) - 1  # control: none twice
+    (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/dev/*.json")
+    found = json.loads(table.read_text())
+    assert found["columns"] == ["source", "reference", "ours"]
+    dataset = prepare(toy_run, lambda message: None)
+    sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"))
+    assert found["data"] == view.samples(*sides, (tmp_path / "translations.txt").read_text().splitlines())
+    (run,) = [record["run"] for record in records if record["type"] == "run"]
+    kept = run["config"]["update"]
+    assert {key: kept[key] for key in result["config"]} == result["config"]
+    assert kept[view.ROW_GROUP] == "base"
+    assert run["run_group"] == view.group(toy_run)
+
+
+def test_under_an_agent_of_wandb_sweep_the_run_keeps_the_agents_name(toy_run, tmp_path, monkeypatch):
+    rows = {}
+    for sweep in ("", "s7"):
+        for key, value in (("WANDB_RUN_ID", "agents11"), ("WANDB_SWEEP_ID", sweep)):
+            monkeypatch.setenv(key, value) if value else monkeypatch.delenv(key, raising=False)
+        __import__("wandb").teardown()  # which has read the environment already
+        with view.view(offline(toy_run, "base"), tmp_path / sweep / "run", 0) as show:
+            show({"step": 1})
+        records = kept_offline(tmp_path / sweep / "run")
+        (rows[sweep],) = [record["run"] for record in records if record["type"] == "run"]
+    assert (rows["s7"]["run_id"], rows["s7"]["sweep_id"]) == ("agents11", "s7")
+    assert rows["s7"]["run_group"] == view.group(toy_run)
+    assert rows[""]["run_id"].startswith("digits-paper-base-")  # control: one such name in the environment is no agent
 
 
 def test_a_view_that_does_not_answer_keeps_only_so_many_rows(toy_run, tmp_path, monkeypatch, capsys):

@@ -169,10 +169,10 @@ def test_the_corpus_is_downloaded_and_prepared_once(run, name, server, tmp_path,
     assert prepare.prepare(run, pytest.fail).sha256 == dataset.sha256  # what is prepared needs no archive
 
 
-def test_a_terminal_sees_how_much_of_each_file_is_there(run, monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    prepare.prepare(run, lambda message: None)
-    assert "dev.tgz" in capsys.readouterr().err
+def test_a_terminal_sees_how_much_of_each_file_is_there(run, terminal):
+    screen = terminal()
+    prepare.main(run)
+    assert "dev.tgz" in screen.read()
 
 
 def test_the_same_corpus_comes_from_a_folder_without_asking_any_server(run, server, tmp_path):

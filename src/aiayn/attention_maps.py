@@ -1,7 +1,6 @@
 """`aiayn attention`: for one sentence, where every head of every layer looks, as lines and as matrices."""
 
 import sys
-from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, BinaryIO
@@ -11,11 +10,9 @@ import numpy.typing as npt
 import torch
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 
-from aiayn import drawing, html, storage
+from aiayn import drawing, html, progress, storage
 from aiayn.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention
 from aiayn.batching import Batch
 from aiayn.dataset import Dataset
@@ -37,7 +34,7 @@ KINDS = {
     "cross": "Attention of the decoder to the encoder",
 }
 LONGEST = 60  # tokens of a side: more are no picture any more
-_COLUMNS = 4
+_COLUMNS = 2  # of heads, as a phone shows them
 _FAINTEST = 0.02
 
 
@@ -150,12 +147,10 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     inner, outer = (_tokens(dataset, ids) for ids in (batch.target_input, batch.source))
     sides = {"encoder": (outer, outer), "decoder": (inner, inner), "cross": (inner, outer)}
     name = f"{config.experiment} seed {config.seed}, scale {config.scale.name}, {config.data.name}"
-    console = Console()
     kinds: dict[str, list[dict[str, Any]]] = {words: [] for words in KINDS.values()}
     layers = [(kind, number, of_layer) for kind, found in weights.items() for number, of_layer in enumerate(found, 1)]
-    watched: Iterable[Any] = track(layers, "drawing", console=console, disable=not console.is_terminal, transient=True)
     with drawing.style():
-        for kind, number, of_layer in watched:
+        for kind, number, of_layer in progress.each(layers, "drawing the layers"):
             title = f"{KINDS[kind]}, layer {number}: {name}"
             drawn = {}
             for look, draw in (("lines", lines), ("matrix", matrices)):

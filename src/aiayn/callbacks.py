@@ -13,14 +13,13 @@ import pytorch_lightning as pl
 import torch.distributed
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from aiayn import checkpoint, storage
+from aiayn import checkpoint, progress, storage
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import NonFinite
 from aiayn.metrics import perplexity
 from aiayn.signals import Interrupted, StopFlag
 
 FLUSH_SECONDS = 2.0
-LOG_SECONDS = 15.0
 
 
 class Record(pl.Callback):
@@ -173,7 +172,7 @@ class Bar(pl.Callback):
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
-            disable=not sys.stdout.isatty(),
+            disable=not progress.watched_by_somebody(sys.stdout),
         )
         self.task = self.progress.add_task(name, total=last, completed=start, speed="")
         self.logged = time.perf_counter()
@@ -194,7 +193,7 @@ class Bar(pl.Callback):
         now = time.perf_counter()
         speed = f"{self.tokens / (now - self.began):,.0f} target tokens/s"
         self.progress.update(self.task, completed=batch.number + 1, speed=speed)
-        if self.progress.disable and trainer.is_global_zero and now - self.logged > LOG_SECONDS:
+        if self.progress.disable and trainer.is_global_zero and now - self.logged > progress.LOG_SECONDS:
             self.logged = now
             left = (now - self.began) / (batch.number + 1 - self.start) * (self.last - batch.number - 1)
             print(f"{self.name}: update {batch.number + 1} of {self.last}, {speed}, {left:.0f} s left", flush=True)

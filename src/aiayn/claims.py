@@ -14,6 +14,7 @@ from aiayn.metrics import bleu_of_counts
 from aiayn.results import Line, Table, look_up
 
 Metric = Literal["PPL", "BLEU"]
+METRICS: tuple[Metric, ...] = ("PPL", "BLEU")
 Verdict = Literal["reproduced", "contradicted", "undecided"]
 
 # Of the verdicts on a page so large a share may be wrong; as often may a confidence interval miss.
@@ -54,7 +55,7 @@ class Hypothesis:
 
 
 def _both(sentence: str, rows: tuple[str, ...], size: str | None = None, equal: bool = False) -> list[Hypothesis]:
-    return [Hypothesis(sentence, metric, rows, size, equal) for metric in ("PPL", "BLEU")]
+    return [Hypothesis(sentence, metric, rows, size, equal) for metric in METRICS]
 
 
 HYPOTHESES = (

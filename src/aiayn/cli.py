@@ -25,6 +25,7 @@ COMMANDS = {
     "table": "Table 3, paper and ours, from what is trained",
     "report": "one page: Table 3, its runs, curves and figures, the paper's claims tested",
     "attention": "where every head of every layer looks, for a sentence",
+    "dashboard": "a W&B workspace that compares the rows, or what it would be made of",
     "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
     "bench": "tokens/s and memory beside other people's code in the same run; growth; where the time goes",
     "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, everything is checked",
@@ -72,6 +73,11 @@ EXAMPLES = {
             "aiayn attention experiment=base < sentence.txt",
             "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG and PNG",
         ),
+    ],
+    "dashboard": [
+        ("aiayn dashboard", "says what would be built; asks nothing of the network"),
+        ("aiayn dashboard wandb.mode=online", "builds it and prints its link: needs '.[dashboard]' and a W&B key"),
+        ("aiayn dashboard wandb.mode=online scale=small wandb.entity=my-team", "of another scale, for a team"),
     ],
     "export": [
         ("aiayn export format=ctranslate2 experiment=base", "into runs/tiny-mini/base/seed1/export-ctranslate2"),

@@ -36,6 +36,7 @@ _SETTINGS: dict[Any, Any] = {
 }
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+_NARROW, _WIDE = 6.0, 9.0  # inches
 _DECIMALS = re.compile(r"(\d\.\d\d)\d+")
 
 
@@ -66,8 +67,10 @@ def inline(figure: Figure, name: str, description: str) -> Markup:
     root = ElementTree.fromstring(_saved(figure, "svg", facecolor="none", metadata=_NO_METADATA))
     drawn = _element(root, name)
     assert drawn is not None
-    for size in ("width", "height"):
-        drawn.attrib.pop(size)
+    inches = float(drawn.attrib.pop("width").removesuffix("pt")) / 72
+    drawn.attrib.pop("height")
+    # A page shows it as wide as there is room, but never so small that its text cannot be read
+    drawn.set("class", "narrow" if inches < _NARROW else "wide" if inches > _WIDE else "medium")
     # What is filled with black has no fill of its own, since SVG begins with black
     drawn.attrib |= {"role": "img", "aria-label": description, "fill": INK_OF_PAGE}
     return Markup(ElementTree.tostring(drawn, encoding="unicode"))  # ElementTree has escaped every text

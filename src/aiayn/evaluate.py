@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from aiayn import checkpoint, jobs, metrics, storage, table2
+from aiayn import checkpoint, jobs, metrics, progress, storage, table2
 from aiayn.batching import evaluation_batches, gather
 from aiayn.beam_search import Hypothesis, translate_ids
 from aiayn.config import decoded_as_its_row, run_folder, variation
@@ -61,22 +61,22 @@ def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int)
 
 
 def search(
-    model: Transformer, sources: list[Any], decoding: Decoding, progress: Callable[[int], None] | None = None
+    model: Transformer, sources: list[Any], decoding: Decoding, done: Callable[[int], None] | None = None
 ) -> list[Hypothesis]:
     """The best translation of each sentence's ids, in order (section 6.1)."""
     model.eval()
-    return translate_ids(model, sources, **dataclasses.asdict(decoding), bos=BOS, eos=EOS, progress=progress)
+    return translate_ids(model, sources, **dataclasses.asdict(decoding), bos=BOS, eos=EOS, progress=done)
 
 
 def evaluate(
-    model: Transformer, dataset: Dataset, split: Split, config: Config, progress: Callable[[int], None] | None = None
+    model: Transformer, dataset: Dataset, split: Split, config: Config, done: Callable[[int], None] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures of `result.json` for a split, and the translations, one for each line of it."""
     pairs = dataset.pairs(split)
     nats, tokens = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
     offsets = pairs.source_offsets
     sources = [pairs.source_ids[offsets[i] : offsets[i + 1] - 1] for i in range(len(pairs))]
-    hypotheses = search(model, sources, config.decoding, progress)
+    hypotheses = search(model, sources, config.decoding, done)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
     references = dataset.texts(split, "target")
     scores = metrics.bleu(translations, references)
@@ -122,7 +122,8 @@ def main(config: Config) -> None:
     compute_with(config.hardware.threads)
     model, dataset, folder = trained(config)
     split = cast(Split, config.split)
-    figures, translations = evaluate(model, dataset, split, config)
+    with progress.counted(f"decoding {split}", len(dataset.pairs(split)), "sentences") as done:
+        figures, translations = evaluate(model, dataset, split, config, done)
     # Of another beam search than the row's own: beside its figures, not in their place
     decoded = "" if folder == run_folder(config) else variation(config)
     name = f"{split}-average{config.average}{decoded}"

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import Bbox
 from scipy import stats
 
-from aiayn.claims import Counts, rank_correlation
+from aiayn.claims import Counts, Metric, rank_correlation
 from aiayn.columns import value_text
 from aiayn.curves import Curve
 from aiayn.drawing import INK, ROW
@@ -38,6 +40,8 @@ _METRICS = (("PPL", "dev.ppl", "ppl", True), ("BLEU", "dev.bleu.paper", "bleu", 
 _PAPER = "#b3541e"
 _SUPTITLE: Any = {"fontsize": 10, "x": 0.01, "horizontalalignment": "left"}
 _LENGTH_BUCKETS = 6
+_NARROW = (5.2, 3.8)  # inches: a phone shows it whole, and a desktop two side by side
+_TALL = (5.2, 4.6)
 
 
 def colours(table: Table) -> dict[str, str]:
@@ -62,7 +66,7 @@ def conditions(table: Table) -> str:
 
 def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
     """One quantity of all runs along one axis; each line is named after its row, so that a page can switch it."""
-    figure, axes = _figure(6.8, 3.8)
+    figure, axes = _figure(*_NARROW)
     shades = colours(table)
     for (row, seed), curves in runs.items():
         if quantity in curves and row in shades:
@@ -76,15 +80,16 @@ def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
 
 def run(table: Table, runs: Runs, row: str) -> Figure:
     """Training loss and dev perplexity of one row beside base."""
-    figure, (left, right) = _figure(6.8, 2.8, 2)
-    for axes, quantity in ((left, "train/loss"), (right, "dev/ppl")):
+    figure, (above, below) = _figure(*_TALL, 2, across=False)
+    for axes, quantity in ((above, "train/loss"), (below, "dev/ppl")):
         for (name, _seed), curves in runs.items():
             if name in ("base", row) and quantity in curves:
                 own = name == row
                 style = {"color": _PAPER, "zorder": 3} if own else {"color": "#888888", "linewidth": 0.8}
                 axes.plot(curves[quantity].axes["steps"], curves[quantity].values, **style)
-        axes.set(xlabel=NAMES["steps"], title=NAMES[quantity].split(" (")[0])
-    _plain_logarithms(right)
+        axes.set_title(NAMES[quantity].split(" (")[0])
+    below.set_xlabel(NAMES["steps"])
+    _plain_logarithms(below)
     figure.suptitle(f"{row}{'' if row == 'base' else ', base in grey'}: {conditions(table)}", **_SUPTITLE)
     return figure
 
@@ -94,7 +99,7 @@ def group(table: Table, letter: str) -> Figure:
     lines = [line for line in table.lines if line.group in ("base", letter)]
     if letter in ("(A)", "(B)"):  # which vary one size, base's among its values
         lines.sort(key=_sizes)
-    figure, both = _figure(6.8, 3.0, 2)
+    figure, both = _figure(*_TALL, 2, across=False)
     for axes, (name, key, field, logarithm) in zip(both, _METRICS, strict=True):
         relative = not table.comparable
         theirs = {line.name: float(getattr(line.config.paper, field)) for line in table.lines}
@@ -117,30 +122,29 @@ def group(table: Table, letter: str) -> Figure:
     return figure
 
 
-def ranks(table: Table) -> Figure:
+def ranks(table: Table, metric: Metric) -> Figure:
     """Our figure of each row against the paper's, and their rank correlation."""
-    figure, both = _figure(6.8, 3.4, 2)
+    figure, axes = _figure(*_NARROW)
     shades = colours(table)
-    for axes, (name, key, field, logarithm) in zip(both, _METRICS, strict=True):
-        for line in table.lines:
-            found = line.measured(key)
-            if found is not None:
-                paper = getattr(line.config.paper, field)
-                axes.plot(paper, found.mean, "o", color=shades[line.name], markersize=5, gid=f"{ROW}{line.name}:")
-                if line.group not in ("(A)", "(B)", "(E)") and line.name != "base":
-                    axes.annotate(
-                        line.name.partition("_")[2] or line.name, (paper, found.mean), fontsize=6.5,
-                        textcoords="offset points", xytext=(4, 2), gid=f"{ROW}{line.name}:",
-                    )  # fmt: skip
-        correlation = rank_correlation(table, "PPL" if logarithm else "BLEU")
-        told = "" if correlation is None else f": Spearman ρ {correlation[0]:+.2f}, {correlation[2]} rows"
-        axes.set(xlabel=f"{name}, paper", ylabel=f"{name}, {conditions(table)}", title=f"{name}{told}")
+    name, key, field, _ = next(found for found in _METRICS if found[0] == metric)
+    points = {
+        line.name: (float(getattr(line.config.paper, field)), found.mean)
+        for line in table.lines
+        if (found := line.measured(key)) is not None
+    }
+    for row, point in points.items():
+        axes.plot(*point, "o", color=shades[row], markersize=5, gid=f"{ROW}{row}:")
+    correlation = rank_correlation(table, metric)
+    told = "" if correlation is None else f": Spearman ρ {correlation[0]:+.2f}, {correlation[2]} rows"
+    axes.set(xlabel=f"{name}, paper", ylabel=f"{name}, {conditions(table)}", title=f"{name}{told}")
+    axes.margins(0.12)
+    _name(axes, points)
     return figure
 
 
 def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure:
     """BLEU of each row by the length of the source, in buckets of equally many sentences, the mean over its seeds."""
-    figure, axes = _figure(6.8, 3.4)
+    figure, axes = _figure(*_NARROW)
     shades = colours(table)
     words = np.array(source_words)
     bounds = np.unique(np.quantile(words, np.linspace(0, 1, _LENGTH_BUCKETS + 1), method="nearest"))[1:]
@@ -175,7 +179,7 @@ def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
 
 def schedule(table: Table) -> Figure:
     """The learning rate of base and big, Eq. 3 times the scale's factor."""
-    figure, axes = _figure(6.8, 2.8)
+    figure, axes = _figure(*_NARROW)
     for line, shade in ((table.base, INK), (table.lines[-1], _PAPER)):
         model, training = line.trained.model, line.trained.training
         steps = np.unique(np.linspace(1, training.max_steps, 400).astype(int))
@@ -191,7 +195,34 @@ def schedule(table: Table) -> Figure:
 
 def _figure(width: float, height: float, count: int = 1, across: bool = True) -> tuple[Figure, Any]:
     figure = Figure(figsize=(width, height))
-    return figure, figure.subplots(1, count) if across else figure.subplots(count, 1)
+    return figure, figure.subplots(1, count) if across else figure.subplots(count, 1, sharex=True)
+
+
+def _name(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Writes each point's name into the nearest place that is free; a line leads to one that is not beside it."""
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # the layout decides where there is room
+    to_pixels, edge = axes.transData, axes.bbox
+    at = {name: to_pixels.transform(point) for name, point in points.items()}
+    dot = edge.height / 60
+    dots = [Bbox([place - dot, place + dot]) for place in at.values()]
+    names: list[Bbox] = []
+    # Whoever stands in the crowd chooses first: those at its edge have the room outside
+    crowd = {name: sum(np.hypot(*(place - other)) < 12 * dot for other in at.values()) for name, place in at.items()}
+    for name in sorted(points, key=lambda name: -crowd[name]):
+        text = axes.text(*points[name], name, fontsize=7, ha="center", va="center", gid=f"{ROW}{name}:")
+        size = np.array(text.get_window_extent().size)
+        for far, angle in itertools.product(np.arange(1, 20) * dot, np.linspace(0, 2 * np.pi, 24, endpoint=False)):
+            way = np.array([np.cos(angle), np.sin(angle)])
+            centre = at[name] + way * (size / 2 + far)
+            box, leader = Bbox([centre - size / 2, centre + size / 2]), Path([at[name], at[name] + way * far])
+            beside = edge.count_contains(box.corners()) == 4 and not box.count_overlaps([*dots, *names])
+            if beside and not any(leader.intersects_bbox(other) for other in names):
+                break
+        text.set_position(tuple(to_pixels.inverted().transform(centre)))
+        names.append(box)
+        if far > dot:
+            near = to_pixels.inverted().transform([at[name], np.clip(at[name], box.min, box.max)])
+            axes.plot(*near.T, color="#888888", linewidth=0.5, zorder=1, gid=f"{ROW}{name}:")
 
 
 def _plain_logarithms(axes: Axes) -> None:

@@ -6,13 +6,14 @@ The ledger is the run folders themselves: a folder's name holds row, seed and a 
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from aiayn import config, jobs, report, results, signals
+from aiayn import config, jobs, progress, report, results, signals
 from aiayn.schema import Config, ConfigError, Hardware
 from aiayn.storage import InUse, StorageError
 
@@ -57,7 +58,7 @@ class Sweep:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not self.console.is_terminal,
+            disable=not progress.watched_by_somebody(sys.stdout),
             speed_estimate_period=600.0,
         )
         self.whole = self.display.add_task("sweep", total=1.0, state="")

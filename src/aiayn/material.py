@@ -1,19 +1,16 @@
 """What `aiayn report` is made of: everything that lies in the run folders of one scale and data set."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiayn import checkpoint, claims, config, curves, metrics, results, storage
+from aiayn import checkpoint, claims, config, curves, metrics, progress, results, storage
 from aiayn.corpus import DataError
 from aiayn.dataset import Dataset
 from aiayn.figures import Runs
 from aiayn.results import Table, look_up, printable
 from aiayn.schema import Config
-
-Watched = Callable[[Iterable[Any], str], Iterable[Any]]
-"""Goes through something long and shows how far it is; the second argument says what is done."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +27,14 @@ class Material:
     missing: str  # why there is no BLEU over sentences; empty when there is
 
 
-def gather(run: Config, watched: Watched = lambda items, what: items) -> Material:
+def gather(run: Config) -> Material:
     """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out."""
     folder = config.sweep_folder(run)
     table = results.table(config.rows(), results.read_runs(folder), run.scale, run.data.name)
     named = [(line.name, found) for line in table.lines for found in line.runs]
     read = {
         (row, found.seed): curves.read(folder / row / f"seed{found.seed}")
-        for row, found in watched(named, "reading curves")
+        for row, found in progress.each(named, "reading curves")
     }
     sources, references, translations, missing = [], [], {}, ""
     try:
@@ -51,7 +48,8 @@ def gather(run: Config, watched: Watched = lambda items, what: items) -> Materia
     except (DataError, OSError) as error:
         missing = f"No paired bootstrap and no samples: {printable(str(error))}"
     counts = {
-        key: metrics.paper_counts(lines, references) for key, lines in watched(translations.items(), "counting n-grams")
+        key: metrics.paper_counts(lines, references)
+        for key, lines in progress.each(translations.items(), "counting n-grams")
     }
     if not counts and not missing:
         missing = "No paired bootstrap: no finished run has translations of the corpus that is here."

@@ -2,16 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import track
 
-from aiayn import claims, config, curves, drawing, figures, html, report, storage
+from aiayn import claims, config, curves, drawing, figures, html, progress, report, storage
+from aiayn.claims import METRICS
 from aiayn.columns import BLEU_TOLERANCE, Cell, Column, columns_of, rows_of
-from aiayn.material import Material, Watched, gather
+from aiayn.material import Material, gather
 from aiayn.results import Line, Run, Table, look_up, printable
 from aiayn.schema import Config, leaves
 from aiayn.transformer import sinusoids
@@ -51,7 +50,10 @@ def draw(material: Material) -> dict[str, tuple[Figure, str]]:
         f"group-{letter[1].lower()}": (figures.group(table, letter), f"group {letter}, the paper's figures and ours")
         for letter in _GROUPS
     }
-    drawn["ranks"] = figures.ranks(table), "our figure of each row against the paper's"
+    drawn |= {
+        f"ranks-{metric.lower()}": (figures.ranks(table, metric), f"our {metric} of each row against the paper's")
+        for metric in METRICS
+    }
     if material.counts:
         drawn["lengths"] = figures.lengths(table, material.counts, words), "BLEU by the length of the source"
     base = table.base.trained
@@ -64,12 +66,12 @@ def draw(material: Material) -> dict[str, tuple[Figure, str]]:
     return drawn
 
 
-def page(material: Material, drawn: Mapping[str, tuple[Figure, str]], watched: Watched = lambda items, _: items) -> str:
+def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
     """The page as HTML."""
     table = material.table
     inline = {
         name: drawing.inline(figure, name, f"{words}, {figures.conditions(table)}")
-        for name, (figure, words) in watched(drawn.items(), "drawing the page")
+        for name, (figure, words) in progress.each(drawn.items(), "drawing the page")
     }
     columns = [column for column in columns_of(table) if column.group != "letter"]
     spans = [(group, len(list(members))) for group, members in itertools.groupby(columns, lambda column: column.group)]
@@ -102,7 +104,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]], watched: W
         bootstrap=material.missing or f"Over sentences: {claims.RESAMPLES} resamples of {len(material.references)}.",
         correlations=_correlations(table),
         figures={
-            "ranks": inline["ranks"],
+            "ranks": [inline[f"ranks-{metric.lower()}"] for metric in METRICS],
             "groups": [inline[f"group-{letter[1].lower()}"] for letter in _GROUPS],
             "curves": [
                 {"axis": axis, "figure": inline[f"curve-{quantity.replace('/', '-')}-{axis}"]}
@@ -125,17 +127,12 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]], watched: W
 
 def main(run: Config) -> None:
     """Writes the page and the figures of `<output>/<data>-<scale>` into `report/` there, and says where."""
-    console = Console()
-
-    def watched(items: Iterable[Any], what: str) -> Iterable[Any]:
-        return track(list(items), what, console=console, disable=not console.is_terminal, transient=True)
-
     folder = config.sweep_folder(run) / "report"
-    material = gather(run, watched)
+    material = gather(run)
     with drawing.style():
         drawn = draw(material)
-        text = page(material, drawn, watched)
-        for name, (figure, _) in watched(drawn.items(), "drawing the files"):
+        text = page(material, drawn)
+        for name, (figure, _) in progress.each(drawn.items(), "drawing the files"):
             storage.write_bytes(folder / "figures" / f"{name}.svg", drawing.svg(figure))
             storage.write_bytes(folder / "figures" / f"{name}.png", drawing.png(figure))
     storage.write_text(folder / "report.html", text)
@@ -271,7 +268,7 @@ def _told(found: claims.Finding) -> dict[str, str]:
 
 def _correlations(table: Table) -> str:
     told = []
-    for metric in ("PPL", "BLEU"):
+    for metric in METRICS:
         found = claims.rank_correlation(table, metric)
         if found is not None:
             told.append(f"{metric}: Spearman ρ {found[0]:+.2f} (p {_p_text(found[1])}, {found[2]} rows)")

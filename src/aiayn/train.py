@@ -20,8 +20,8 @@ import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
-from aiayn import checkpoint, config, jobs, storage
-from aiayn.callbacks import LOG_SECONDS, Bar, Dev, Record, Save
+from aiayn import checkpoint, config, jobs, progress, storage
+from aiayn.callbacks import Bar, Dev, Record, Save
 from aiayn.corpus import DataError
 from aiayn.dataset import Dataset
 from aiayn.evaluate import build, evaluate, parameters, teacher_forced_nats
@@ -72,12 +72,13 @@ def train(run: Config, folder: Path) -> None:
     say: Callable[[str], None] = (lambda message: print(message, flush=True)) if rank == 0 else (lambda message: None)
     compute_with(run.hardware.threads)
     with StopFlag() as stop:
+        with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as tell:
 
-        def prepared(message: str) -> None:
-            say(f"prepare: {message}")
-            stop.heed()
+            def prepared(message: str) -> None:
+                tell(message)
+                stop.heed()
 
-        dataset = prepare(run, prepared)
+            dataset = prepare(run, prepared)
         stop.heed()
         if rank == 0:
             jobs.check_data(folder, dataset.sha256)
@@ -98,22 +99,14 @@ def train(run: Config, folder: Path) -> None:
                 fit(run, folder, module, dataset, record, ranks, stop)
             if rank == 0:
                 say(f"{run.experiment}: decoding the dev set")
-                finish(run, folder, module.transformer, dataset, record, show, Decoded(run, dataset, stop))
+                what, sentences = f"{run.experiment}: decoding", len(dataset.pairs("dev"))
+                with progress.counted(what, sentences, "sentences") as done:
 
+                    def decoded(more: int) -> None:
+                        done(more)
+                        stop.heed()  # between two batches
 
-class Decoded:
-    """Counts the sentences that are decoded: a line now and then in a log, and an end between two batches if asked."""
-
-    def __init__(self, run: Config, dataset: Dataset, stop: StopFlag) -> None:
-        self.name, self.sentences, self.stop = run.experiment, len(dataset.pairs("dev")), stop
-        self.done, self.logged = 0, time.perf_counter()
-
-    def __call__(self, sentences: int) -> None:
-        self.stop.heed()
-        self.done += sentences
-        if time.perf_counter() - self.logged > LOG_SECONDS:
-            self.logged = time.perf_counter()
-            print(f"{self.name}: {self.done} of {self.sentences} sentences decoded", flush=True)
+                    finish(run, folder, module.transformer, dataset, record, show, decoded)
 
 
 def fit(
@@ -186,11 +179,11 @@ def finish(
     dataset: Dataset,
     record: Record,
     show: Callable[[dict[str, Any]], None],
-    progress: Callable[[int], None],
+    decoded: Callable[[int], None],
 ) -> None:
     """Decodes the dev set and writes the translations, then the result."""
     transformer.to("cuda" if run.hardware.accelerator == "gpu" else "cpu")
-    figures, translations = evaluate(transformer, dataset, "dev", run, progress)
+    figures, translations = evaluate(transformer, dataset, "dev", run, decoded)
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in translations))
     sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
     show({"step": run.training.max_steps, **dev_row(figures), TRANSLATIONS: samples(*sides)})

@@ -1,10 +1,12 @@
 """`aiayn translate`: standard input to standard output, n lines in, n lines out."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import BinaryIO
 
+from aiayn import progress
 from aiayn.dataset import Dataset
 from aiayn.evaluate import search, trained
 from aiayn.linear import compute_with
@@ -18,7 +20,12 @@ CHARACTERS_A_PIECE = 16  # SentencePiece's own limit: so many characters for eac
 
 
 def translate(
-    model: Transformer, dataset: Dataset, decoding: Decoding, lines: Iterable[bytes], warn: Callable[[str], None]
+    model: Transformer,
+    dataset: Dataset,
+    decoding: Decoding,
+    lines: Iterable[bytes],
+    warn: Callable[[str], None],
+    done: Callable[[int], None] | None = None,
 ) -> Iterator[str]:
     """One translation for each line, in order; empty for a line without text. Bytes that are no UTF-8 are replaced.
 
@@ -37,7 +44,7 @@ def translate(
             if len(ids) > limit or beginning != text:
                 warn(f"line {number} has more than {limit} tokens: only its beginning is translated")
             sources.append(ids[:limit] if text.strip() else ids[:0])
-        yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in search(model, sources, decoding)])
+        yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in search(model, sources, decoding, done)])
 
 
 def main(config: Config, source: BinaryIO | None = None) -> None:
@@ -45,9 +52,15 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     compute_with(config.hardware.threads)
     model, dataset, _folder = trained(config)
     lines = source or sys.stdin.buffer
-    for line in translate(
-        model, dataset, config.decoding, lines, lambda line: print(f"aiayn: {line}", file=sys.stderr)
-    ):
-        # Bytes, so that neither the locale nor the platform's line end has a say
-        sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")
-        sys.stdout.buffer.flush()
+    with contextlib.ExitStack() as stack:
+        # On a terminal the translations themselves show how far it is
+        shown = sys.stdout.isatty()
+        done = None if shown else stack.enter_context(progress.counted("translating", None, "lines"))
+        for line in translate(model, dataset, config.decoding, lines, _warn, done):
+            # Bytes, so that neither the locale nor the platform's line end has a say
+            sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")
+            sys.stdout.buffer.flush()
+
+
+def _warn(line: str) -> None:
+    print(f"aiayn: {line}", file=sys.stderr)

@@ -18,6 +18,8 @@ PATIENCE_SECONDS = 60.0
 ROWS_KEPT = 10_000
 # The key under which a row holds sample translations: of so many sentences, each with its source and reference.
 TRANSLATIONS, SAMPLES = "dev/translations", 20
+# What every row of figures is counted by, and the key of the paper's letter beside the run's own configuration.
+STEP, ROW_GROUP = "step", "row_group"
 
 
 def dev_row(figures: dict[str, Any]) -> dict[str, float]:
@@ -29,6 +31,11 @@ def dev_row(figures: dict[str, Any]) -> dict[str, float]:
         "dev/bleu_sacrebleu": figures["bleu"]["sacrebleu"],
         "dev/bleu_intl": figures["bleu"]["intl"],
     }
+
+
+def group(run: Config) -> str:
+    """The W&B group of all runs of one table."""
+    return f"{config.corpus_name(run)}-{run.scale.name}"
 
 
 def samples(*sides: list[str]) -> list[list[str]]:
@@ -101,16 +108,17 @@ class View:
             entity=run.wandb.entity,
             mode="online" if run.wandb.mode == "online" else "offline",
             dir=self.folder,
-            id=f"{config.corpus_name(run)}-{run.scale.name}-{row}-seed{run.seed}".replace("+", "-"),
+            # An agent of `wandb sweep` waits for the run that it has named: W&B takes WANDB_RUN_ID
+            id=None if os.environ.get("WANDB_SWEEP_ID") else f"{group(run)}-{row}-seed{run.seed}".replace("+", "-"),
             name=f"{row} seed {run.seed}",
-            group=f"{config.corpus_name(run)}-{run.scale.name}",
+            group=group(run),
             job_type="train",
             tags=sorted({run.experiment, row_group(run.experiment), run.scale.name, config.corpus_name(run)}),
-            config=dataclasses.asdict(run),
+            config=dataclasses.asdict(run) | {ROW_GROUP: row_group(run.experiment)},
             resume="allow",
             settings=wandb.Settings(init_timeout=60, console="off"),
         )
-        logged.define_metric("*", step_metric="step")
+        logged.define_metric("*", step_metric=STEP)
         while (found := self.rows.get()) is not None:
             if TRANSLATIONS in found:
                 table = wandb.Table(columns=["source", "reference", "ours"], data=found[TRANSLATIONS])

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from aiayn import download, storage
+from aiayn import download, progress, storage
 from aiayn.corpus import DataError, Files, Member, Pair, Text, read_pairs
 from aiayn.download import Remote
 
@@ -138,34 +137,30 @@ def estimate(corpus: Corpus, archives: Path, prepared: Path) -> str:
     return f"{sizes}; {_size(free)} are free"
 
 
-def fetch(corpus: Corpus, downloads: Path, progress: Callable[[str], None]) -> None:
+def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None]) -> None:
     """Every archive, whole, in `downloads`: what is there is not asked for, what broke off is gone on with.
 
     One process downloads while others wait for it. A terminal sees bars, a log one line for each file.
     """
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    console = Console(stderr=True)
-    with (
-        storage.lock(downloads / ".lock", wait=True),
-        Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bars,
-    ):
+    with storage.lock(downloads / ".lock", wait=True), progress.bars(*columns, TimeRemainingColumn()) as bars:
         for remote in corpus.archives:
             to_come = download.missing_bytes(remote, downloads)
             if to_come == 0 and (downloads / remote.name).exists():
                 continue
             resumed = f", {_size(remote.size - to_come)} are there" if to_come < remote.size else ""
-            progress(f"downloading {remote.url} ({_size(remote.size)}{resumed})")
+            tell(f"downloading {remote.url} ({_size(remote.size)}{resumed})")
             bar = bars.add_task(remote.name, total=remote.size, completed=remote.size - to_come)
             download.fetch(remote, downloads, lambda there, bar=bar: bars.update(bar, completed=there))  # type: ignore[misc]
 
 
-def text(corpus: Corpus, folder: Path, progress: Callable[[str], None]) -> Text:
+def text(corpus: Corpus, folder: Path, tell: Callable[[str], None]) -> Text:
     """The splits, read from the archives in `folder`, each checked first; dev and test compared with sacrebleu's own.
 
     Raises DataError naming an archive that is not WMT's, or the first line that is not sacrebleu's.
     """
     for remote in corpus.archives:
-        progress(f"checking {folder / remote.name}")
+        tell(f"checking {folder / remote.name}")
         download.check(remote, folder / remote.name)
 
     def files(part: Part) -> Files:
@@ -179,7 +174,7 @@ def text(corpus: Corpus, folder: Path, progress: Callable[[str], None]) -> Text:
     }
     for split, name in SACREBLEU.items():
         (held_out,) = found["dev" if split == "dev" else "test"]
-        progress(f"{split}: {compared(list(read_pairs(held_out, None)), name, corpus.languages, os.environ)}")
+        tell(f"{split}: {compared(list(read_pairs(held_out, None)), name, corpus.languages, os.environ)}")
     return found
 
 

@@ -1,0 +1,109 @@
+"""How far something long is: a bar on a terminal, a plain line now and then in a log, nothing about what is quick."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+LOG_SECONDS = 15.0
+
+
+def watched_by_somebody(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can move its cursor, and none that a CI has only lent."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
+
+
+@contextmanager
+def bars(*columns: ProgressColumn) -> Iterator[Progress]:
+    """Bars on standard error, gone when done; silent where nobody watches."""
+    shown = watched_by_somebody(sys.stderr)
+    # What is printed meanwhile must appear above the bars, but what goes into a file or a pipe must go there
+    above = shown and sys.stdout.isatty()
+    with Progress(*columns, console=_console(), disable=not shown, transient=True, redirect_stdout=above) as progress:
+        yield progress
+
+
+@contextmanager
+def counted(what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+    """A function that is told how many more are done; `total` is None where nobody knows it."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit)
+    with bars(*columns, TimeRemainingColumn()) as progress:
+        bar = progress.add_task(what, total=total)
+        done, logged = 0, time.perf_counter()
+
+        def tell(more: int) -> None:
+            nonlocal done, logged
+            done += more
+            progress.advance(bar, more)
+            if progress.disable and time.perf_counter() - logged > LOG_SECONDS:
+                logged = time.perf_counter()
+                print(f"{what}: {done}{'' if total is None else f' of {total}'} {unit}", file=sys.stderr, flush=True)
+
+        yield tell
+
+
+def each(items: Iterable[Any], what: str) -> Iterator[Any]:
+    """The items, and how many of them are done."""
+    whole = list(items)
+    with counted(what, len(whole), "done") as done:
+        for item in whole:
+            yield item
+            done(1)
+
+
+@contextmanager
+def stages(name: str) -> Iterator[Callable[[str], None]]:
+    """A function that prints what a long work is at; a terminal has the newest beside a clock, too.
+
+    Messages that differ only in their numbers are one stage: of it the first and the last are printed, and one now and
+    then.
+    """
+    with bars(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
+        clock = progress.add_task(name, total=None)
+        stage, waiting, printed = "", "", 0.0
+
+        def tell(message: str) -> None:
+            nonlocal stage, waiting, printed
+            before, stage = stage, re.sub(r"\d+", "", message)
+            if stage != before:
+                say(waiting)
+                progress.reset(clock, description=f"{name}: {message}")
+            if stage != before or time.perf_counter() - printed > LOG_SECONDS:
+                say(message)
+                printed = time.perf_counter()
+            else:
+                waiting = message
+                progress.update(clock, description=f"{name}: {message}")
+
+        def say(message: str) -> None:
+            nonlocal waiting
+            waiting = ""
+            if message:
+                print(f"{name}: {message}", flush=True)
+
+        try:
+            yield tell
+        finally:
+            say(waiting)
+
+
+@cache
+def _console() -> Console:
+    """One for all bars: those of a part appear below those of the whole."""
+    return Console(stderr=True)
