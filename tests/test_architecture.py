@@ -28,7 +28,7 @@ MODULES = (
         "batching",
         "linear",
     ),
-    *("attention", "transformer", "loss", "schedule", "beam_search", "metrics", "flops"),
+    *("attention", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
         "lightning_data",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import equal
 
 from aiayn import checkpoint, config, jobs, schema, storage, train
 from aiayn.lightning_model import LightningTransformer
@@ -113,3 +114,35 @@ def test_when_one_rank_dies_the_other_ends_within_30_seconds_with_the_first_ones
     assert checkpoint.newest(folder / "checkpoints")[0] == checkpoint.path_of(folder / "checkpoints", 2)
     with storage.lock(folder / ".claim", wait=False), storage.lock(folder / ".lock", wait=False):
         pass  # nobody is left
+
+
+@pytest.mark.slow
+def test_in_a_sweep_over_four_devices_the_longest_row_has_three_and_is_what_it_is_on_one_two_and_three(
+    toy, tmp_path, aiayn
+):
+    """Without dropout, since a micro-batch has its own randomness and three ranks cut an update into others."""
+    words = [*toy, "hardware.precision=64-true", "model.dropout=0", "seed=1"]
+    layers, most, rows = "model.num_layers=4,1", ["hydra.launcher.devices=4", "hydra.launcher.most=3"], {}
+    printed = aiayn("train", "-m", *words, layers, *most, f"output={tmp_path}/swept").stdout
+    for devices in (1, 2, 3, "swept"):
+        own = [] if devices == "swept" else [f"hardware.devices={devices}"]
+        for count in (4, 1):
+            run = config.compose_row(*words, *own, f"model.num_layers={count}", f"output={tmp_path}/{devices}")
+            if own and (devices == 1 or count == 4):
+                assert jobs.run_here(run) == jobs.DONE
+            rows[devices, count] = config.run_folder(run)
+    assert "2 runs, 0 finished before, up to 4 side by side" in printed
+    assert " on 3\n" in printed
+    assert {key: config.read(rows[key] / "config.yaml").hardware.devices for key in rows if key[0] == "swept"} == {
+        ("swept", 4): 3,
+        ("swept", 1): 1,
+    }
+    # The same bits as alone on as many
+    assert equal(state(rows["swept", 4]), state(rows[3, 4]))
+    assert equal(state(rows["swept", 1]), state(rows[1, 1]))
+    one = state(rows[1, 4])
+    assert not equal(one, state(rows[3, 4]))  # control: three ranks add up in another order
+    for devices in (2, 3):
+        many = state(rows[devices, 4])
+        for name, weight in one.items():
+            assert torch.allclose(weight, many[name], rtol=0, atol=1e-8), (devices, name)
