@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 import random
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -129,3 +130,24 @@ def test_a_process_that_is_killed_gives_its_gpu_back(hardware) -> None:
         owner.kill()
         owner.wait()
         assert pool.take(1, held) == {}
+
+
+def test_runs_that_start_at_once_meet_at_ports_of_their_own_and_a_strangers_is_left_alone(monkeypatch) -> None:
+    first = devices.PORTS[7 * os.getpid() % 9000]
+    monkeypatch.setattr(devices, "PORTS", range(first, first + 50))
+    with ExitStack() as held, socket.socket() as stranger:
+        ports = [devices.port(held) for _ in range(5)]
+        assert len(set(ports)) == 5
+        stranger.bind(("127.0.0.1", max(ports) + 1))
+        stranger.listen()
+        assert devices.port(held) > max(ports) + 1
+    with ExitStack() as held:  # control: all are free again
+        assert devices.port(held) <= min(ports)
+        monkeypatch.setattr(devices, "_locked", lambda name, stack: True)
+        assert devices.port(held) == devices.port(held)  # control: to be free is not enough
+        monkeypatch.setattr(devices, "PORTS", range(first, first + 1))
+        with socket.socket() as stranger:
+            stranger.bind(("127.0.0.1", first))
+            stranger.listen()
+            with pytest.raises(config.ConfigError, match="no port from"):
+                devices.port(held)

@@ -7,11 +7,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from aiayn.schema import ConfigError, Hardware
+
+# Below those that kernels hand out to whoever asks for any: a rank binds its port seconds after it was chosen
+PORTS = range(20000, 30000)
 
 
 class Timed(Protocol):
@@ -129,8 +132,22 @@ class Pool:
         return {"CUDA_VISIBLE_DEVICES": ",".join(got)} if self.gpu and len(got) < len(self.names) else {}
 
 
+def port(held: ExitStack) -> int:
+    """A port where the ranks of one run meet, kept from every other run of this machine until `held` is closed."""
+    for number in PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", number))
+            if _locked(f"port {number}", held):
+                return number
+    raise ConfigError(
+        f"hardware.devices: no port from {PORTS[0]} to {PORTS[-1]} is free for ranks to meet; use 1 device"
+    )
+
+
 def _locked(name: str, stack: ExitStack) -> bool:
     """A name in the kernel: no file that another user could not open, and gone with the process that holds it."""
+    if sys.platform != "linux":
+        return True
     lock = stack.enter_context(socket.socket(socket.AF_UNIX))
     try:
         lock.bind(f"\0aiayn device {name}")

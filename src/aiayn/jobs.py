@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -139,7 +138,7 @@ def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dic
     environment |= {"AIAYN_PARENT": str(os.getpid()), **seeing}
     ranks = run.hardware.devices
     if ranks > 1:
-        environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(devices.port(held))}
     job = Job(run, folder, [], held)
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(storage.appending(log)) if log else None
@@ -194,10 +193,16 @@ def run_here(run: Config) -> int:
                 return INTERRUPTED
             time.sleep(POLL_SECONDS)
         job = start(run, None, held, seeing)
-        while not job.ended():
-            if stop.asked:
-                job.stop(stop.asked)
-            time.sleep(POLL_SECONDS)
+        try:
+            while not job.ended():
+                if stop.asked:
+                    job.stop(stop.asked)
+                time.sleep(POLL_SECONDS)
+        except BaseException:  # submitit requeues and exits in its own handler of a signal
+            job.stop("SIGTERM")
+            while not job.ended():
+                time.sleep(POLL_SECONDS)
+            raise
         code = close(job)
     if code not in (DONE, INTERRUPTED) and (job.folder / "failure.json").exists():
         print(f"aiayn: {failure(job.folder)['cause']}", file=sys.stderr)
@@ -230,9 +235,3 @@ def without_secrets(text: str) -> str:
         for secret in secrets:
             text = text.replace(secret, "***") if len(secret) >= 8 else text
     return text
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
