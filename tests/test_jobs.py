@@ -261,6 +261,24 @@ def test_a_disk_that_takes_no_last_word_still_gets_the_code_and_the_cause_to_the
     assert "aiayn: no space; cannot write" in capsys.readouterr().err
 
 
+def test_a_command_that_anothers_handler_ends_waits_until_its_worker_has_saved(toy_run, monkeypatch, tmp_path):
+    """As submitit does: it puts the job back into the queue, then exits from its handler of the warning."""
+    answers = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / 'saved')!r}, 'w'), os._exit(75)))"
+    code = f"{answers}\nopen({str(tmp_path / 'ready')!r}, 'w')\n{HANGS}"
+    monkeypatch.setattr(jobs, "start", lambda run, log, held, seeing: worker(run, config.run_folder(run), code))
+
+    def leave(seconds: float) -> None:
+        monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
+        while not (tmp_path / "ready").exists():
+            pass
+        sys.exit(-1)
+
+    monkeypatch.setattr(jobs.time, "sleep", leave)
+    with pytest.raises(SystemExit):
+        jobs.run_here(toy_run)
+    assert (tmp_path / "saved").exists()
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_run_waits_for_its_gpu_and_can_be_stopped_while_it_does(toy_run, monkeypatch, stopped):
     gpu = config.compose_row("hardware=gpu").hardware
