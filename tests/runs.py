@@ -23,3 +23,8 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     """The metrics without the times."""
     found = [json.loads(line) for line in storage.read_lines(folder / "metrics.jsonl")]
     return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
+
+
+def cores(number: int) -> list[str]:
+    """So many devices of a CPU."""
+    return [str(core) for core in range(number)]

@@ -29,7 +29,7 @@ MODULES = (
         "batching",
         "linear",
     ),
-    *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops"),
+    *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
         "lightning_data",

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from aiayn import config, jobs, schema, storage
+from aiayn import config, devices, jobs, schema, storage
 
 
 def changed(run: schema.Config, key: str) -> schema.Config:
@@ -104,7 +105,7 @@ def test_a_worker_sees_nothing_of_somebody_elses_group_of_ranks(toy_run, echo, m
         monkeypatch.setenv(key, "5")
     monkeypatch.setenv("MINE", "kept")
     run = dataclasses.replace(toy_run, hardware=dataclasses.replace(toy_run.hardware, threads=3))
-    assert jobs.start(run, None, ExitStack()).ranks[0].wait() == 0
+    assert jobs.start(run, None, ExitStack(), {}).ranks[0].wait() == 0
     arguments, environment = echo()
     assert not set(jobs.FOREIGN) & set(environment)
     assert {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= set(jobs.FOREIGN)
@@ -116,7 +117,7 @@ def test_a_worker_sees_nothing_of_somebody_elses_group_of_ranks(toy_run, echo, m
 def test_each_device_has_a_process_that_knows_its_rank_and_where_to_meet(toy_run, echo, tmp_path):
     run = dataclasses.replace(toy_run, hardware=dataclasses.replace(toy_run.hardware, devices=3))
     (tmp_path / "python").write_text(f"#!/bin/sh\nenv > {tmp_path}/rank$RANK\n")
-    job = jobs.start(run, None, ExitStack())
+    job = jobs.start(run, None, ExitStack(), {})
     assert jobs.close(job) == jobs.DONE
     seen = [
         dict(line.split("=", 1) for line in (tmp_path / f"rank{rank}").read_text().splitlines()) for rank in range(3)
@@ -131,7 +132,7 @@ def test_a_start_leaves_the_config_appends_to_the_log_and_forgets_the_last_failu
     folder = config.run_folder(toy_run)
     jobs.fail(folder, 3, "before")
     for _ in range(2):
-        jobs.start(toy_run, folder / "worker.log", ExitStack()).ranks[0].wait()
+        jobs.start(toy_run, folder / "worker.log", ExitStack(), {}).ranks[0].wait()
     assert not (folder / "failure.json").exists()
     assert config.read(folder / "config.yaml") == toy_run
     assert (folder / "worker.log").read_text() == "hello\nhello\n"
@@ -260,6 +261,45 @@ def test_a_disk_that_takes_no_last_word_still_gets_the_code_and_the_cause_to_the
     (tmp_path / "failure.json").mkdir()  # as unwritable for root as for anyone
     assert jobs.fail(tmp_path, jobs.STORAGE, "no space") == jobs.STORAGE
     assert "aiayn: no space; cannot write" in capsys.readouterr().err
+
+
+def test_a_command_that_anothers_handler_ends_waits_until_its_worker_has_saved(toy_run, monkeypatch, tmp_path):
+    """As submitit does: it puts the job back into the queue, then exits from its handler of the warning."""
+    answers = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / 'saved')!r}, 'w'), os._exit(75)))"
+    code = f"{answers}\nopen({str(tmp_path / 'ready')!r}, 'w')\n{HANGS}"
+    monkeypatch.setattr(jobs, "start", lambda run, log, held, seeing: worker(run, config.run_folder(run), code))
+
+    def leave(seconds: float) -> None:
+        monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
+        while not (tmp_path / "ready").exists():
+            pass
+        sys.exit(-1)
+
+    monkeypatch.setattr(jobs.time, "sleep", leave)
+    with pytest.raises(SystemExit):
+        jobs.run_here(toy_run)
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_run_waits_for_its_gpu_and_can_be_stopped_while_it_does(toy_run, monkeypatch, stopped):
+    gpu = config.compose_row("hardware=gpu").hardware
+    run, seen = dataclasses.replace(toy_run, hardware=gpu), []
+    names = [f"GPU-{letter}{os.getpid()}" for letter in "xy"]
+    monkeypatch.setattr(devices, "gpus", lambda: names)
+    others = ExitStack()
+    assert devices.Pool(gpu, names).take(2, others) == {}
+
+    def start(run, log, held, seeing):
+        seen.append(seeing)
+        return jobs.Job(run, config.run_folder(run), [types.SimpleNamespace(poll=lambda: 0, wait=lambda: 0)], held)
+
+    monkeypatch.setattr(jobs, "start", start)
+    release = (lambda seconds: os.kill(os.getpid(), signal.SIGTERM)) if stopped else lambda seconds: others.close()
+    monkeypatch.setattr(jobs.time, "sleep", release)
+    assert jobs.run_here(run) == (jobs.INTERRUPTED if stopped else jobs.DONE)
+    assert seen == ([] if stopped else [{"CUDA_VISIBLE_DEVICES": names[0]}])
+    others.close()
 
 
 def test_a_folder_that_another_command_has_is_refused_naming_it_and_left_alone(toy_run):

@@ -1,6 +1,7 @@
 """A sweep: longest first, so many at once, each run once; a failed run stops nobody; a re-run does what is missing."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import cores
 
-from aiayn import config, jobs, launcher, schema, storage
+from aiayn import config, devices, jobs, launcher, schema, storage
 from aiayn.results import read_runs, table
 
 
@@ -45,7 +47,7 @@ def started(monkeypatch):
     """The runs that a sweep started, in order, each with how many were at work by then; no process is started."""
     begun, codes, workers = [], {}, []
 
-    def start(run, log, held):
+    def start(run, log, held, seeing):
         at_work = sum(worker.polls > 0 for worker in workers) + 1
         begun.append((run, at_work))
         folder = config.run_folder(run)
@@ -70,7 +72,7 @@ def runs(tmp_path):
 
 @pytest.mark.parametrize("at_once", [1, 2, 5])
 def test_the_longest_run_starts_first_and_no_more_than_there_is_room_for_are_at_work(runs, started, at_once):
-    assert launcher.Sweep(runs, at_once, 60).work_through() == jobs.DONE
+    assert launcher.Sweep(runs, cores(at_once), 60).work_through() == jobs.DONE
     begun = [run for run, _ in started()]
     assert sorted(run.experiment for run in begun) == sorted(schema.ROWS)
     sizes = [launcher.work(run) for run in begun]
@@ -93,7 +95,7 @@ def test_work_grows_with_every_size_that_a_row_changes(runs):
 
 def test_a_run_that_stands_twice_in_a_sweep_is_trained_once(runs, started):
     again = dataclasses.replace(runs[0], hardware=dataclasses.replace(runs[0].hardware, threads=2))
-    assert launcher.Sweep([*runs[:3], runs[1], again], 4, 60).work_through() == jobs.DONE
+    assert launcher.Sweep([*runs[:3], runs[1], again], cores(4), 60).work_through() == jobs.DONE
     assert len(started()) == 3
 
 
@@ -101,7 +103,7 @@ def test_a_run_that_stands_twice_in_a_sweep_is_trained_once(runs, started):
 def test_a_failed_run_stops_nobody_and_is_named_with_its_cause_and_its_log(runs, started, capsys, failing):
     seeds = [dataclasses.replace(runs[0], seed=seed) for seed in (1, 2, 3)]
     started.codes[failing] = jobs.NON_FINITE
-    assert launcher.Sweep(seeds, 1, 60).work_through() == jobs.FAILED
+    assert launcher.Sweep(seeds, cores(1), 60).work_through() == jobs.FAILED
     assert len(started()) == 3
     printed = capsys.readouterr().out
     (line,) = (line for line in printed.splitlines() if "failed  " in line)
@@ -120,7 +122,7 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, mo
 
     monkeypatch.setattr(Worker, "poll", signalled)
     before = signal.getsignal(signal.SIGTERM)
-    assert launcher.Sweep(runs, 2, 60).work_through() == jobs.INTERRUPTED
+    assert launcher.Sweep(runs, cores(2), 60).work_through() == jobs.INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
     assert len(started()) == 2
     assert all(worker.signals == [signal.SIGTERM] for worker in started.workers)
@@ -129,16 +131,62 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, mo
 def test_finished_runs_are_not_started_again(runs, started, result_of):
     for run in runs[:17]:
         storage.write_json(config.run_folder(run) / "result.json", result_of(run))
-    assert launcher.Sweep(runs, 2, 60).work_through() == jobs.DONE
+    assert launcher.Sweep(runs, cores(2), 60).work_through() == jobs.DONE
     assert {run.experiment for run, _ in started()} == set(schema.ROWS[17:])
 
 
-def test_there_is_room_for_as_many_runs_as_their_threads_fit_the_cores(monkeypatch):
-    cpu, gpu = (config.compose_row(f"hardware={name}").hardware for name in ("cpu", "gpu"))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)))
-    for threads, devices, expected in ((1, 1, 7), (2, 1, 3), (1, 2, 3), (3, 2, 1), (64, 1, 1)):
-        assert launcher.room(dataclasses.replace(cpu, threads=threads, devices=devices)) == expected
-    assert launcher.room(gpu) == 1
+class Timer(Worker):
+    """Stands for a worker that ends when the clock says so."""
+
+    def __init__(self, clock: list[float], end: float) -> None:
+        super().__init__(jobs.DONE)
+        self.clock, self.end = clock, end
+
+    def poll(self):
+        return self.code if self.clock[0] >= self.end else None
+
+    returncode = property(poll)
+
+
+@pytest.mark.parametrize(("most", "expected"), [(0, 3), (2, 2), (1, 1)])
+def test_on_eight_gpus_a_sweep_works_as_the_plan_says_and_each_run_sees_only_its_own(runs, monkeypatch, most, expected):
+    """A run takes as long as it computes, on a clock that jumps from one end to the next."""
+    gpu = config.compose_row("hardware=gpu").hardware
+    runs = [dataclasses.replace(run, hardware=gpu) for run in runs]
+    names = [f"GPU-{number}-{os.getpid()}" for number in range(8)]
+    clock, filled, timers, turns = [0.0], [0.0], [], []
+
+    def start(run, log, held, seeing):
+        storage.write_text(log, "")
+        seen = tuple(seeing["CUDA_VISIBLE_DEVICES"].split(","))
+        assert len(seen) == run.hardware.devices
+        end = clock[0] + launcher.work(run) / len(seen)
+        turns.append((run.experiment, seen, clock[0], end))
+        timers.append(Timer(clock, end))
+        return jobs.Job(run, config.run_folder(run), [timers[-1]], held)
+
+    def sleep(seconds):
+        if filled[-1] != clock[0]:  # what has just ended leaves room first
+            filled.append(clock[0])
+        else:
+            clock[0] = min((timer.end for timer in timers if timer.end > clock[0]), default=clock[0])
+
+    monkeypatch.setattr(jobs, "start", start)
+    monkeypatch.setattr(launcher.time, "sleep", sleep)
+    assert launcher.Sweep(runs, names, 1e9, most).work_through() == jobs.DONE
+    rows = [launcher.Row(run.experiment, launcher.work(run), run) for run in runs]
+    planned = devices.best_schedule(rows, 1, most or 8, 8)
+    assert [(name, len(seen)) for name, seen, *_ in turns] == [
+        (turn.row.run.experiment, len(turn.devices)) for turn in planned
+    ]
+    assert [(start, end) for *_, start, end in turns] == [
+        (pytest.approx(turn.start), pytest.approx(turn.end)) for turn in planned
+    ]
+    assert {name: len(seen) for name, seen, *_ in turns}["big"] == expected
+    assert {len(seen) for name, seen, *_ in turns if name != "big"} == {1}
+    for name in names:
+        own = [(start, end) for _, seen, start, end in turns if name in seen]
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
 
 
 @given(st.integers(1, 900), st.binary(max_size=40).filter(lambda data: b"\n" not in data))
@@ -203,7 +251,7 @@ def test_rows_that_raise_go_nan_exit_crash_are_killed_or_hang_stop_nobody_and_a_
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.2)
     script({1: DONE, **{seed: act for seed, (act, _) in BAD.items()}, 8: DONE})
-    assert launcher.Sweep(seeds, 3, 0.6).work_through() == jobs.FAILED
+    assert launcher.Sweep(seeds, cores(3), 0.6).work_through() == jobs.FAILED
     assert sorted(begun(tmp_path)) == list(range(1, 9))
     printed = capsys.readouterr().out
     assert "6 of 8 runs failed" in printed
@@ -222,10 +270,10 @@ def test_rows_that_raise_go_nan_exit_crash_are_killed_or_hang_stop_nobody_and_a_
     finished = [config.run_folder(seeds[number]) / "result.json" for number in (0, 7)]
     before = [path.stat().st_mtime_ns for path in finished]
     script(dict.fromkeys(range(1, 9), DONE))
-    assert launcher.Sweep(seeds, 3, 60).work_through() == jobs.DONE
+    assert launcher.Sweep(seeds, cores(3), 60).work_through() == jobs.DONE
     assert sorted(begun(tmp_path)[8:]) == [2, 3, 4, 5, 6, 7]
     assert [path.stat().st_mtime_ns for path in finished] == before
-    assert launcher.Sweep(seeds, 3, 60).work_through() == jobs.DONE
+    assert launcher.Sweep(seeds, cores(3), 60).work_through() == jobs.DONE
     assert len(begun(tmp_path)) == 14
 
 
@@ -236,7 +284,7 @@ def test_a_row_whose_folder_holds_another_run_is_stale_and_only_that_row(seeds, 
     other = dataclasses.replace(seeds[1], model=dataclasses.replace(seeds[1].model, d_ff=7))
     storage.write_text(stale / "config.yaml", config.to_yaml(other))
     storage.write_text(damaged / "config.yaml", "[")
-    assert launcher.Sweep(seeds[:4], 2, 60).work_through() == jobs.FAILED
+    assert launcher.Sweep(seeds[:4], cores(2), 60).work_through() == jobs.FAILED
     assert sorted(begun(tmp_path)) == [1, 4]
     printed = capsys.readouterr().out
     assert "seed 2  failed  model.d_ff=2048: " in printed
@@ -255,7 +303,7 @@ base = dataclasses.replace(config.rows()["base"], output={output!r})
 runs = [dataclasses.replace(base, seed=seed) for seed in range(1, 9)]
 Path({ready!r}).touch()
 while not Path({go!r}).exists(): pass
-sys.exit(launcher.Sweep(runs, 2, 60).work_through())
+sys.exit(launcher.Sweep(runs, ['0', '1'], 60).work_through())
 """
 
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from runs import cores
 
 from aiayn import config, jobs, launcher, results, schema, storage
 
@@ -66,7 +67,7 @@ class Ledger(RuleBasedStateMachine):
         self.patch.undo()
         shutil.rmtree(self.folder)
 
-    def start(self, run: schema.Config, log: Path, held: ExitStack) -> jobs.Job:
+    def start(self, run: schema.Config, log: Path, held: ExitStack, seeing: dict[str, str]) -> jobs.Job:
         """A worker that leaves what its outcome says, and has ended when it is first asked."""
         if not self.crash_after:
             raise Crash
@@ -100,7 +101,7 @@ class Ledger(RuleBasedStateMachine):
         self.outcomes, self.crash_after, self.begun = outcomes, crash_after, []
         due = {seed for seed in seeds if self.known[seed] != "finished"}
         try:
-            code = launcher.Sweep([self.runs[seed] for seed in seeds], at_once, 60).work_through()
+            code = launcher.Sweep([self.runs[seed] for seed in seeds], cores(at_once), 60).work_through()
         except Crash:
             assert len(self.begun) == crash_after
             return

@@ -1,18 +1,13 @@
 """`aiayn plan`: its figures are those of real models and of a table made by hand; what would fail later fails now."""
 
 import dataclasses
-import functools
-import itertools
 import os
-import random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from test_flops import THE_WORK
 
-from aiayn import config, flops, plan, results
+from aiayn import config, devices, flops, plan, results
 from aiayn.batching import Batch
 from aiayn.corpus import DataError
 from aiayn.evaluate import parameters
@@ -99,54 +94,15 @@ def test_memory_grows_with_the_micro_batch_and_a_row_that_does_not_fit_is_refuse
     assert plan.refusals([big], 0.0) == []  # control
 
 
-@functools.cache
-def on_a_gpu() -> list[config.Config]:
-    hardware = config.compose_row("hardware=gpu").hardware
-    return [dataclasses.replace(row, hardware=hardware) for row in config.rows().values()]
-
-
-def fake(seconds: list[float]) -> list[plan.Row]:
-    runs = zip(on_a_gpu(), seconds, strict=False)
-    return [plan.Row(run.experiment, run, 1, 1.0, 1.0, time) for run, time in runs]
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(0.5, 100.0), min_size=1, max_size=20), st.integers(1, 9))
-def test_a_schedule_gives_every_row_its_devices_once_and_none_two_rows_at_a_time(seconds, available) -> None:
-    rows = fake(seconds)
-    draw = random.Random(len(seconds))
-    devices = {row.name: draw.randint(1, available) for row in rows}
-    turns = plan.schedule(rows, devices, available)
-    assert sorted(turn.row.name for turn in turns) == sorted(devices)
-    for turn in turns:
-        assert len(set(turn.devices)) == devices[turn.row.name]
-        assert turn.end - turn.start == pytest.approx(turn.row.seconds / len(turn.devices))
-    for number in range(available):
-        own = sorted((turn.start, turn.end) for turn in turns if number in turn.devices)
-        assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
-    one_each = plan.schedule(rows, dict.fromkeys(devices, 1), available)
-    least = max(max(seconds), sum(seconds) / available)
-    # Longest first ends at most a third later than the best there is, which takes `least` or more
-    assert least <= plan.length(one_each) * (1 + 1e-9) <= least * 2 + 1e-6
-    starts = [turn.row.seconds for turn in one_each]
-    assert starts == sorted(starts, reverse=True)
-    assert plan.length(plan.best_schedule(rows, 1, available)) <= plan.length(one_each)
-
-
-def test_a_schedule_by_hand() -> None:
-    turns = plan.schedule(fake([3, 5, 2, 4]), dict.fromkeys(list(config.rows())[:4], 1), 2)
-    assert [(turn.row.seconds, turn.devices, turn.start, turn.end) for turn in turns] == [
-        *((5, (0,), 0, 5), (4, (1,), 0, 4), (3, (1,), 4, 7), (2, (0,), 5, 7)),
-    ]
-
-
 def test_on_eight_gpus_the_big_row_gets_three_and_on_a_cpu_every_row_what_it_asks_for() -> None:
     rows = planned(*ON_A_GPU)
-    turns = plan.best_schedule(rows, 1, 8)
+    turns = devices.best_schedule(rows, 1, devices.most_of_one(rows[0].run.hardware, 8), 8)
     assert {turn.row.name: len(turn.devices) for turn in turns if len(turn.devices) > 1} == {"big": 3}
-    alone = plan.schedule(rows, {row.name: 1 for row in rows}, 8)
-    assert plan.length(turns) < 0.45 * plan.length(alone)
-    assert {len(turn.devices) for turn in plan.best_schedule(planned("scale=mini"), 1, 2)} == {1}
+    alone = devices.schedule(rows, {row.name: 1 for row in rows}, 8)
+    assert devices.length(turns) < 0.45 * devices.length(alone)
+    on_a_cpu = planned("scale=mini")
+    most = devices.most_of_one(on_a_cpu[0].run.hardware, 2)
+    assert {len(turn.devices) for turn in devices.best_schedule(on_a_cpu, 1, most, 2)} == {1}
 
 
 def test_cost_is_the_given_price_of_every_hour_and_there_is_none_without_a_price(capsys, tmp_path, monkeypatch) -> None:

@@ -1,14 +1,17 @@
 """Two real ranks: they stop together, one's death ends the other, and a run may go from 1 to 2 and back to 1."""
 
 import dataclasses
+import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+from runs import equal
 
-from aiayn import checkpoint, config, jobs, schema, storage, train
+from aiayn import checkpoint, config, devices, jobs, schema, storage, train
 from aiayn.lightning_model import LightningTransformer
 from aiayn.signals import Interrupted
 
@@ -113,3 +116,63 @@ def test_when_one_rank_dies_the_other_ends_within_30_seconds_with_the_first_ones
     assert checkpoint.newest(folder / "checkpoints")[0] == checkpoint.path_of(folder / "checkpoints", 2)
     with storage.lock(folder / ".claim", wait=False), storage.lock(folder / ".lock", wait=False):
         pass  # nobody is left
+
+
+@pytest.mark.slow
+def test_in_a_sweep_over_four_devices_the_longest_row_has_three_and_is_what_it_is_on_one_two_and_three(
+    toy, tmp_path, aiayn
+):
+    """Without dropout, since a micro-batch has its own randomness and three ranks cut an update into others."""
+    words = [*toy, "hardware.precision=64-true", "model.dropout=0", "seed=1"]
+    layers, most, rows = "model.num_layers=4,1", ["hydra.launcher.devices=4", "hydra.launcher.most=3"], {}
+    printed = aiayn("train", "-m", *words, layers, *most, f"output={tmp_path}/swept").stdout
+    for where in (1, 2, 3, "swept"):
+        own = [] if where == "swept" else [f"hardware.devices={where}"]
+        for count in (4, 1):
+            run = config.compose_row(*words, *own, f"model.num_layers={count}", f"output={tmp_path}/{where}")
+            if own and (where == 1 or count == 4):
+                assert jobs.run_here(run) == jobs.DONE
+            rows[where, count] = config.run_folder(run)
+    assert "2 runs, 0 finished before, up to 4 side by side" in printed
+    assert " on 3\n" in printed
+    assert {key: config.read(rows[key] / "config.yaml").hardware.devices for key in rows if key[0] == "swept"} == {
+        ("swept", 4): 3,
+        ("swept", 1): 1,
+    }
+    # The same bits as alone on as many
+    assert equal(state(rows["swept", 4]), state(rows[3, 4]))
+    assert equal(state(rows["swept", 1]), state(rows[1, 1]))
+    one = state(rows[1, 4])
+    assert not equal(one, state(rows[3, 4]))  # control: three ranks add up in another order
+    for ranks in (2, 3):
+        many = state(rows[ranks, 4])
+        for name, weight in one.items():
+            assert torch.allclose(weight, many[name], rtol=0, atol=1e-8), (ranks, name)
+
+
+@pytest.mark.slow
+def test_two_nodes_by_torchrun_give_the_bits_of_two_ranks_on_one(toy_run, tmp_path):
+    """Each node is a torchrun of its own, which knows the other by an address alone; the folder is on a shared disk."""
+    alone = on(2, dataclasses.replace(toy_run, output=str(tmp_path / "alone")))
+    assert jobs.run_here(alone) == jobs.DONE
+    folder = tmp_path / "nodes"
+    storage.write_text(folder / "config.yaml", config.to_yaml(on(2, toy_run)))
+    with ExitStack() as held:
+        meet = f"--rdzv-endpoint=127.0.0.1:{devices.port(held)}"
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", meet]
+        command += ["--rdzv-backend=c10d", "--rdzv-id=aiayn"]
+        nodes = [
+            subprocess.Popen(
+                [*command, f"--node-rank={rank}", "-m", "aiayn.worker", str(folder)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            for rank in range(2)
+        ]
+        printed = [node.communicate(timeout=600)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], printed
+    assert equal(state(folder), state(config.run_folder(alone)))
+    assert checkpoint.newest(folder / "checkpoints")[0].name == "step-000000006.ckpt"
+    before = checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.path_of(folder / "checkpoints", 5))
+    assert not equal(state(folder), before["state_dict"])  # control: the last update is seen

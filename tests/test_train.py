@@ -129,6 +129,16 @@ def test_the_number_of_micro_batches_does_not_change_the_gradient(toy_run, tmp_p
             assert float((weight - weights[tokens][name]).abs().max()) < 1e-8, (tokens, name)
 
 
+def test_other_ranks_than_the_run_has_devices_are_refused(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    storage.write_text(tmp_path / "run" / "config.yaml", config.to_yaml(toy_run))
+    monkeypatch.setattr(train, "fail", lambda folder, code, cause: (code, cause))
+    assert train.main(tmp_path / "run") == (
+        jobs.WRONG_CONFIGURATION,
+        "hardware.devices=1: torchrun started 3 ranks; start as many",
+    )
+
+
 @pytest.mark.parametrize("rank", ["", "0"], ids=["alone", "rank 0 of several"])
 def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
     if rank:

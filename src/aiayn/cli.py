@@ -174,8 +174,9 @@ def task(command: str) -> Callable[[DictConfig], int]:
                     sys.exit(jobs.run_here(converted))
                 import_module(f"aiayn.{MODULES.get(command, command)}").main(converted)
         except SystemExit as exit:
-            # To exit would end the process of a launcher, which has other runs to start
-            if HydraConfig.get().mode != RunMode.MULTIRUN or not isinstance(exit.code, int):
+            # To exit would end the process of a launcher, which has other runs to start; only submitit exits with a
+            # number below 0, when it has put its job back into the queue
+            if HydraConfig.get().mode != RunMode.MULTIRUN or not isinstance(exit.code, int) or exit.code < 0:
                 raise
             return exit.code
         return 0

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiayn import config, prepare, results, signals, storage
+from aiayn import config, devices, prepare, results, signals, storage
 from aiayn.schema import Config, ConfigError, meaning
 
 DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 75
@@ -126,22 +125,25 @@ def claim(run: Config) -> contextlib.ExitStack:
     return held
 
 
-def start(run: Config, log: Path | None, held: contextlib.ExitStack) -> Job:
-    """The workers for this run, one for each device, their output in `log` or on this terminal."""
+def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dict[str, str]) -> Job:
+    """The workers for this run, one for each device, their output in `log` or on this terminal.
+
+    `seeing` is what `devices.Pool` gave: the part of the environment that shows them no device but their own.
+    """
     folder = config.run_folder(run)
     storage.remove(folder / "failure.json")
     storage.write_text(folder / "config.yaml", config.to_yaml(run))
     environment = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     environment |= {key: str(run.hardware.threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    environment["AIAYN_PARENT"] = str(os.getpid())
-    devices = run.hardware.devices
-    if devices > 1:
-        environment |= {"WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environment |= {"AIAYN_PARENT": str(os.getpid()), **seeing}
+    ranks = run.hardware.devices
+    if ranks > 1:
+        environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(devices.port(held))}
     job = Job(run, folder, [], held)
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(storage.appending(log)) if log else None
-        for rank in range(devices):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if devices > 1 else {}
+        for rank in range(ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
             job.ranks.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "aiayn.worker", str(folder)],
@@ -156,8 +158,11 @@ def start(run: Config, log: Path | None, held: contextlib.ExitStack) -> Job:
 
 def close(job: Job) -> int:
     """The exit code of workers that have ended; leaves `failure.json` when they could not write that themselves."""
-    codes = [rank.wait() for rank in job.ranks]
-    job.claim.close()
+    with job.claim:  # given up only when the folder says how it ended, so that no other command begins it again
+        return _outcome(job, [rank.wait() for rank in job.ranks])
+
+
+def _outcome(job: Job, codes: list[int]) -> int:
     if job.cause:
         return fail(job.folder, FAILED, job.cause)
     # Only what had ended when the first failure was seen says why: the other ranks lost their peer, or were killed
@@ -180,12 +185,24 @@ def run_here(run: Config) -> int:
     if is_finished(run):
         print(f"{config.run_folder(run)} is finished: nothing to do; delete it to train again")
         return DONE
+    pool = devices.Pool(run.hardware, devices.names(run.hardware))
     with signals.StopFlag() as stop, claim(run) as held:
-        job = start(run, None, held)
-        while not job.ended():
+        # Jobs of a launcher that knows nothing of GPUs wait here for theirs
+        while (seeing := pool.take(run.hardware.devices, held)) is None:
             if stop.asked:
-                job.stop(stop.asked)
+                return INTERRUPTED
             time.sleep(POLL_SECONDS)
+        job = start(run, None, held, seeing)
+        try:
+            while not job.ended():
+                if stop.asked:
+                    job.stop(stop.asked)
+                time.sleep(POLL_SECONDS)
+        except BaseException:  # submitit requeues and exits in its own handler of a signal
+            job.stop("SIGTERM")
+            while not job.ended():
+                time.sleep(POLL_SECONDS)
+            raise
         code = close(job)
     if code not in (DONE, INTERRUPTED) and (job.folder / "failure.json").exists():
         print(f"aiayn: {failure(job.folder)['cause']}", file=sys.stderr)
@@ -218,10 +235,3 @@ def without_secrets(text: str) -> str:
         for secret in secrets:
             text = text.replace(secret, "***") if len(secret) >= 8 else text
     return text
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -4,47 +4,63 @@ The ledger is the run folders themselves: a folder's name holds row, seed and a 
 `config.yaml` the run's whole meaning, `result.json` or `failure.json` what became of it, `.claim` who is at work on it.
 """
 
+import dataclasses
 import json
-import os
 import sys
 import time
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from aiayn import config, jobs, progress, report, results, signals
-from aiayn.schema import Config, ConfigError, Hardware
+from aiayn import config, devices, flops, jobs, progress, report, results, signals
+from aiayn.schema import Config, ConfigError
 from aiayn.storage import InUse, StorageError
 
 POLL_SECONDS = 1.0
 TAIL_BYTES = 4096
 
 
-def room(hardware: Hardware) -> int:
-    """How many runs of this kind the machine takes at once: all cores for one-thread CPU runs, a GPU for one run."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // (hardware.threads * hardware.devices)) if hardware.accelerator == "cpu" else 1
+@dataclass(frozen=True)
+class Row:
+    """A run as `devices` schedules it."""
+
+    name: str  # no two runs of a sweep have the same folder
+    seconds: float  # in operations of one device
+    run: Config
 
 
 def work(run: Config) -> float:
-    """About how much a run computes, in multiplications: the order of a sweep and its ETA rest on it, nothing else."""
-    model, training = run.model, run.training
-    attention = 2 * model.d_model * model.num_heads * (model.d_k + model.d_v)
-    weights = model.num_layers * (3 * attention + 4 * model.d_model * model.d_ff) + run.data.vocab_size * model.d_model
-    return float(weights) * training.tokens_per_update * training.max_steps
+    """The operations of a run's training, its sentences as long as WMT14's: order, devices and time left rest on it."""
+    pieces, training = run.fidelity.rows(run.data.vocab_size), run.training
+    tokens = training.tokens_per_update * training.max_steps
+    return flops.training_flops(run.model, pieces, tokens, tokens, flops.LENGTH, flops.LENGTH)
+
+
+def shared(runs: list[Config], most: int, available: int) -> list[Config]:
+    """The runs, longest first, each with as many devices as in the schedule of `aiayn plan`."""
+    each = max((run.hardware.devices for run in runs), default=1)
+    rows = [Row(str(config.run_folder(run)), work(run), run) for run in runs]
+    shares = [(turn.row.run, len(turn.devices)) for turn in devices.best_schedule(rows, each, most, available)]
+    return [
+        dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=count)) for run, count in shares
+    ]
 
 
 class Sweep:
     """Runs at work, done and to come, and the one display of them all."""
 
-    def __init__(self, runs: list[Config], at_once: int, patience: float) -> None:
+    def __init__(self, runs: list[Config], names: list[str], patience: float, most: int = 0) -> None:
         # Points that differ only in what changes no number share a folder: they are one run
         self.runs = list({config.run_folder(run): run for run in runs}.values())
-        self.at_once, self.patience = at_once, patience
-        self.waiting = sorted((run for run in self.runs if not jobs.is_finished(run)), key=work)
+        hardware, self.patience = self.runs[0].hardware, patience
+        self.pool = devices.Pool(hardware, names)
+        unfinished = [run for run in self.runs if not jobs.is_finished(run)]
+        self.failed_before = {config.run_folder(run): written(run) for run in unfinished}
+        self.waiting = shared(unfinished, most or devices.most_of_one(hardware, len(names)), len(names))
         self.elsewhere: list[Config] = []  # another command is at work on them
-        self.failed_before = {config.run_folder(run): written(run) for run in self.waiting}
         self.active: dict[Path, jobs.Job] = {}
         self.signs: dict[Path, tuple[float, float]] = {}  # newest file, and when it was seen
         self.ended: list[int] = []
@@ -66,8 +82,11 @@ class Sweep:
 
     def work_through(self) -> int:
         """Works through the runs, longest first, and returns the exit code of the whole."""
+        each = self.runs[0].hardware.devices
+        wide = [f", {name_of(run)} on {n}" for run in self.waiting if (n := run.hardware.devices) > each]
         self.console.print(
-            f"{len(self.runs)} runs, {self.finished_before} finished before, up to {self.at_once} side by side"
+            f"{len(self.runs)} runs, {self.finished_before} finished before,"
+            f" up to {len(self.pool.names) // each} side by side{''.join(wide)}"
         )
         with self.display, signals.StopFlag() as stop:
             while self.active or ((self.waiting or self.elsewhere) and not stop.asked):
@@ -93,34 +112,41 @@ class Sweep:
         return jobs.FAILED if failed else jobs.DONE
 
     def fill(self) -> None:
-        """Begins as many runs as there is room for; those that another command has are tried again each time."""
+        """Begins as many runs as there are devices for; those that another command has are tried again each time."""
         others, self.elsewhere = self.elsewhere, []
         for run in others:
-            if len(self.active) < self.at_once:
-                self.begin(run)
-            else:
+            if not self.begin(run):
                 self.elsewhere.append(run)
-        while self.waiting and len(self.active) < self.at_once:
-            self.begin(self.waiting.pop())
+        # The first in the line waits for as many devices as it needs, and the others wait behind it
+        while self.waiting and self.begin(self.waiting[0]):
+            self.waiting.pop(0)
 
-    def begin(self, run: Config) -> None:
-        """Starts the workers of a run, unless another command is at work on it or has been, or it cannot be begun."""
+    def begin(self, run: Config) -> bool:
+        """Starts the workers of a run, unless another command is at work on it or has been, or it cannot be begun.
+
+        False while there are no devices for it.
+        """
         folder = config.run_folder(run)
         try:
-            with jobs.claim(run) as held:
+            with ExitStack() as held:
+                environment = self.pool.take(run.hardware.devices, held)
+                if environment is None:
+                    return False
+                held.enter_context(jobs.claim(run))
                 if jobs.is_finished(run):
                     self.report(run, folder, jobs.DONE)
                 elif written(run) not in (None, self.failed_before[folder]):
                     self.report(run, folder, jobs.FAILED)
                 else:
                     jobs.check_folder(run)
-                    self.active[folder] = jobs.start(run, folder / "worker.log", held.pop_all())
+                    self.active[folder] = jobs.start(run, folder / "worker.log", held.pop_all(), environment)
                     self.bars[folder] = self.display.add_task(name_of(run), total=1.0, state="starting")
         except InUse:
             self.elsewhere.append(run)
         except (ConfigError, StorageError, OSError) as error:
             self.ended.append(jobs.FAILED)
             self.say(f"{name_of(run)}  failed  {error}")
+        return True
 
     def end(self, folder: Path) -> None:
         """Says what became of a run whose workers have ended."""

@@ -96,6 +96,10 @@ class LightningTransformer(pl.LightningModule):
         self.updates_done = checkpoint["updates_done"]
 
     def _sum_over_ranks(self, sums: Tensor) -> None:
+        """One sum after the last micro-batch, not DDP's in pieces during its backward pass.
+
+        DDP would average the ranks' shares, and wait for a rank whose share of an update has no sentence left.
+        """
         if self.trainer.world_size == 1:
             return
         torch.distributed.all_reduce(sums)

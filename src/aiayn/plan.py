@@ -1,13 +1,13 @@
 """`aiayn plan`: what the rows will take on the hardware named, and whether everything they need is there."""
 
-import heapq
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiayn import config, flops, jobs, launcher, prepare, wmt
+from aiayn import config, devices, flops, jobs, prepare, wmt
 from aiayn.corpus import read_pairs
 from aiayn.dataset import Dataset
+from aiayn.devices import Turn
 from aiayn.evaluate import parameters
 from aiayn.schema import ROWS, Config, ConfigError, Model
 from aiayn.storage import free_bytes
@@ -60,16 +60,6 @@ class Row:
         training = self.run.training
         kept = min(training.keep_checkpoints, -(-training.max_steps // training.checkpoint_every))
         return kept * self.checkpoint + UPDATE_BYTES * training.max_steps
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A row at work on some devices, in seconds from the start."""
-
-    row: Row
-    devices: tuple[int, ...]
-    start: float
-    end: float
 
 
 def rows(run: Config) -> list[Config]:
@@ -134,43 +124,6 @@ def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: Corpus)
     memory = narrow * d * (model.num_layers if narrow < wide else 1)
     embeddings, loss = 2 * dropout, narrow * d
     return model.num_layers * (encoder + decoder + to_memory) + memory + embeddings + loss
-
-
-def schedule(rows: list[Row], devices: dict[str, int], available: int) -> list[Turn]:
-    """Who works where and when, longest first: each row takes the devices that are free first.
-
-    An update that several devices share is taken to be as much faster: what they tell each other is not counted.
-    """
-    free = [(0.0, number) for number in range(available)]
-    turns = []
-    for row in sorted(rows, key=lambda row: -row.seconds / devices[row.name]):
-        taken = [heapq.heappop(free) for _ in range(devices[row.name])]
-        start = max(time for time, _ in taken)
-        end = start + row.seconds / len(taken)
-        turns.append(Turn(row, tuple(sorted(number for _, number in taken)), start, end))
-        for _, number in taken:
-            heapq.heappush(free, (end, number))
-    return turns
-
-
-def best_schedule(rows: list[Row], each: int, available: int) -> list[Turn]:
-    """The schedule with `each` devices a row, and more for the longest row as long as the whole ends sooner by it."""
-    devices = {row.name: each for row in rows}
-    best = schedule(rows, devices, available)
-    while True:
-        longest = max(rows, key=lambda row: row.seconds / devices[row.name]).name
-        if devices[longest] == available or rows[0].run.hardware.accelerator == "cpu":
-            return best
-        devices[longest] += 1
-        tried = schedule(rows, devices, available)
-        if length(tried) >= length(best):
-            return best
-        best = tried
-
-
-def length(turns: list[Turn]) -> float:
-    """Seconds until the last row ends."""
-    return max(turn.end for turn in turns)
 
 
 def corpus_of(run: Config) -> Corpus:
@@ -249,10 +202,11 @@ def main(run: Config) -> None:
         failure, corpus = error, Corpus(found=f"REFUSED: {error}")
     planned = [estimate(row, corpus) for row in rows(run)]
     hardware = run.hardware
-    available = run.plan.gpus if hardware.accelerator == "gpu" else launcher.room(hardware) * hardware.devices
+    available = run.plan.gpus if hardware.accelerator == "gpu" else len(devices.names(hardware))
     if hardware.devices > available:
         raise ConfigError(f"plan.gpus={available}: must be at least hardware.devices={hardware.devices}")
-    turns = best_schedule(planned, hardware.devices, available)
+    most = devices.most_of_one(hardware, available)
+    turns = devices.best_schedule(planned, hardware.devices, most, available)
     needed = disk(planned, corpus, available)
     print("\n".join(text(planned, turns, corpus, available, needed)))
     refused = refusals(planned, needed)
@@ -271,7 +225,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h" if seconds >= 7200 else f"{seconds / 60:.1f} min"
 
 
-def text(planned: list[Row], turns: list[Turn], corpus: Corpus, available: int, needed: float) -> list[str]:
+def text(planned: list[Row], turns: list[Turn[Row]], corpus: Corpus, available: int, needed: float) -> list[str]:
     """The plan as lines."""
     run = planned[0].run
     device, of = flops.device(run.hardware, run.plan.gpu), run.hardware.accelerator
@@ -289,7 +243,13 @@ def text(planned: list[Row], turns: list[Turn], corpus: Corpus, available: int, 
         lines.append(cells + ([f"{row.seconds / 3600 * price:,.2f}"] if price is not None else []))
     total = sum(row.seconds for row in planned)
     whole = ["all", "", flops.power(sum(row.flops for row in planned)), ""]
-    whole += [f"{sum(row.tokens for row in planned) / 1e6:,.1f}", "", "", duration(total), duration(length(turns))]
+    whole += [
+        f"{sum(row.tokens for row in planned) / 1e6:,.1f}",
+        "",
+        "",
+        duration(total),
+        duration(devices.length(turns)),
+    ]
     lines.append(whole + ([f"{total / 3600 * price:,.2f}"] if price is not None else []))
     widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
     table = [
@@ -314,6 +274,6 @@ def text(planned: list[Row], turns: list[Turn], corpus: Corpus, available: int, 
         *(["Cost: give plan.price_per_hour of one device."] if price is None else []),
         f"Disk: {needed / GIGA:.2f} GB to be written, {free:.1f} GB free for output={run.output}.",
         f"Data: {corpus.found}.",
-        "Schedule, longest first; a row on several devices is trained with hardware.devices=..., as many:",
+        "Schedule, longest first, as a sweep on one machine with these devices works through it:",
         *(f"  {unit} {number}: {', '.join(queue) or 'idle'}" for number, queue in enumerate(queues)),
     ]

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 import torch.distributed
 
-from aiayn import flops, jobs, signals, train
+from aiayn import devices, flops, signals, train
 from aiayn.callbacks import Record
 from aiayn.contest import synthetic_pairs
 from aiayn.dataset import Dataset, Pairs
@@ -182,9 +182,9 @@ def measure(run: Config) -> Point:
 
 def in_processes(runs: Sequence[Config], ranks: bool = False) -> list[Point]:
     """The same of each run in a process of its own, all at once; as `ranks` of one training if asked."""
-    group = {"WORLD_SIZE": str(len(runs)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(jobs.free_port())}
-    of_rank = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {} for rank in range(len(runs))]
-    with processes(len(runs)) as pool:
+    with contextlib.ExitStack() as held, processes(len(runs)) as pool:
+        group = {"WORLD_SIZE": str(len(runs)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(devices.port(held))}
+        of_rank = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {} for rank in range(len(runs))]
         return [
             found.result() for found in [pool.submit(_measure_with, *each) for each in zip(of_rank, runs, strict=True)]
         ]
