@@ -235,7 +235,9 @@ def test_ctrl_c_in_any_command_is_one_line_and_75(tmp_path, monkeypatch):
     assert run_main("table") == (75, "stopped; repeat the command")
 
 
-@pytest.mark.parametrize("override", ["jobs=-1", "jobs=x", "jobs=null", "patience=0", "patience=[1]", "patience=nan"])
+@pytest.mark.parametrize(
+    "override", ["devices=-1", "devices=x", "devices=null", "most=-1", "patience=0", "patience=[1]", "patience=nan"]
+)
 def test_a_launcher_that_makes_no_sense_is_one_line(override, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, line = run_main("train", "-m", f"hydra.launcher.{override}", "seed=1,2")
