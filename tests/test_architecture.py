@@ -61,7 +61,7 @@ MODULES = (
         "__main__",
     ),
 )
-THE_PAPER = ("linear", "attention", "transformer", "loss", "schedule", "beam_search", "metrics")
+THE_PAPER = ("linear", "attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics")
 ROOMS = {
     "wandb": {"view", "dashboard"},
     "wandb_workspaces": {"dashboard"},
