@@ -43,9 +43,14 @@ def static_rows(tokens: int, device: torch.device) -> int:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., I) times weight (O, I) transposed, plus bias (O,), as (..., O)."""
-    if _suits_onednn(x) and x.dim() == 2 and len(x) % STEP == 0:
+    if not _suits_onednn(x) or x.dim() != 2:
+        return F.linear(x, weight, bias)
+    if len(x) % STEP == 0:
         return _Product.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
-    return F.linear(x, weight, bias)
+    if torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    rows = F.pad(x, (0, 0, 0, static_rows(len(x), x.device) - len(x)))
+    return _onednn(rows, weight, bias)[: len(x)]
 
 
 def fixed_product(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
