@@ -123,6 +123,7 @@ def test_a_wrong_row_stops_no_other(name, options, words, aiayn_in, tmp_path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not find_spec("submitit"), reason="needs pip install -e '.[launchers]'")
 @pytest.mark.parametrize("name", ["slurm"])
 @pytest.mark.parametrize("how", ["warned", "preempted"])
 @pytest.mark.usefixtures("cluster")
