@@ -158,20 +158,9 @@ def attention(
     `queries` (T, H * K) look at `keys_values` (S, H * (K + V)); or, where these are None, queries, keys and values are
     all in the first (T, H * (2 K + V)).
     """
-    if sentences.has_kernel and queries.dtype in KERNEL_TYPES and max(sizes[1:]) <= KERNEL_WIDTH:
-        return _variable_length(queries, keys_values, sentences, memory_sentences, sizes, causal)
-    mask = sentences.causal_mask if causal else memory_sentences.mask
-    return _Attention.apply(queries, keys_values, sentences, memory_sentences, mask, sizes)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _variable_length(
-    queries: Tensor,
-    keys_values: Tensor | None,
-    sentences: Sentences,
-    memory_sentences: Sentences,
-    sizes: tuple[int, int, int],
-    causal: bool,
-) -> Tensor:
+    if not (sentences.has_kernel and queries.dtype in KERNEL_TYPES and max(sizes[1:]) <= KERNEL_WIDTH):
+        mask = sentences.causal_mask if causal else memory_sentences.mask
+        return _Attention.apply(queries, keys_values, sentences, memory_sentences, mask, sizes)  # type: ignore[no-any-return, no-untyped-call]
     num_heads, d_k, d_v = sizes
     if keys_values is None:
         parts = torch.split(queries, [num_heads * width for width in (d_k, d_k, d_v)], 1)
