@@ -32,6 +32,7 @@ MODULES = (
     *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
+        "gradients",
         "lightning_data",
         "lightning_model",
         "signals",

@@ -44,20 +44,23 @@ def test_no_part_of_a_pace_is_negative():
     assert pace.each_token == pytest.approx(0.011, rel=0.1)
 
 
-def test_an_update_that_is_shared_costs_the_share_and_the_gradient_and_no_more():
+def test_an_update_that_is_shared_costs_the_share_and_what_of_the_gradient_the_backward_pass_does_not_hide():
     link = Link(1e9, "made up")
-    found = forecast.shared("8", Pace(0.002, 1e-6), 8000, 8, 1_000_000, link)
-    assert found.step_seconds == pytest.approx(0.003)
-    assert found.all_reduce_seconds == pytest.approx(2 * 7 / 8 * 4e6 / 1e9)
-    assert found.rate == pytest.approx(8000 / (0.003 + 0.007))
-    assert found.efficiency == pytest.approx(0.010 / 0.010 / 8)
-    assert found.basis == "made up"
+    # A step of 3 ms, of which 2 are the backward pass, and 7 ms of all-reduce
+    for last_share, exposed in ((1, 7), (0, 5), (2 / 7, 5), (6 / 7, 6)):
+        found = forecast.shared("8", Pace(0.002, 1e-6), 8000, 8, 1_000_000, last_share, link)
+        assert found.step_seconds == pytest.approx(0.003)
+        assert found.all_reduce_seconds == pytest.approx(2 * 7 / 8 * 4e6 / 1e9)
+        assert found.exposed_seconds == pytest.approx(exposed / 1000)
+        assert found.rate == pytest.approx(8000 / (0.003 + exposed / 1000))
+        assert found.efficiency == pytest.approx(10 / (3 + exposed) / 8)
+        assert found.basis == "made up"
 
 
 def test_only_without_a_fixed_part_and_with_a_boundless_link_is_nothing_lost():
     boundless = Link(float("inf"), "")
     for ranks in (1, 8, 64):
-        assert forecast.shared("", Pace(0, 1e-6), 8000, ranks, 1009, boundless).efficiency == pytest.approx(1)
+        assert forecast.shared("", Pace(0, 1e-6), 8000, ranks, 1009, 1, boundless).efficiency == pytest.approx(1)
         if ranks > 1:  # controls
-            assert forecast.shared("", Pace(0.001, 1e-6), 8000, ranks, 1009, boundless).efficiency < 0.99
-            assert forecast.shared("", Pace(0, 1e-6), 8000, ranks, 1009, Link(1e6, "")).efficiency < 0.99
+            assert forecast.shared("", Pace(0.001, 1e-6), 8000, ranks, 1009, 1, boundless).efficiency < 0.99
+            assert forecast.shared("", Pace(0, 1e-6), 8000, ranks, 1009, 1, Link(1e6, "")).efficiency < 0.99

@@ -101,7 +101,7 @@ def test_a_forecast_for_ranks_that_were_measured_stands_beside_the_measurement(r
     assert two.step_seconds == pytest.approx(2 * pace.seconds(50))
     assert two.all_reduce_seconds == pytest.approx(0.01)
     table = growth.forecast_sheet([two, *others], here, measured)
-    assert [row[4] for row in table.rows] == ["400", *["not measured"] * 3]
+    assert [row[5] for row in table.rows] == ["400", *["not measured"] * 3]
     assert "assumed" not in table.rows[1][-1]
     assert all("assumed" in row[-1] for row in table.rows[2:])
     # base on eight H200: 9.54 TFLOP an update, 63.05 M parameters, and 0.05 s of this host's time

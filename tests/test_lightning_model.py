@@ -280,13 +280,17 @@ class Meeting:
         self.barrier = threading.Barrier(ranks, timeout=60)
         self.given: dict[int, torch.Tensor] = {}
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
+    def all_reduce(self, tensor: torch.Tensor, async_op: bool = False) -> "Meeting":
         self.barrier.wait()
         self.given[threading.get_ident()] = tensor.clone()
         self.barrier.wait()
         tensor.copy_(sum(self.given.values()))
         self.barrier.wait()
         self.given.clear()
+        return self
+
+    def wait(self) -> None:
+        """Done already."""
 
 
 class Optimizer(pl.core.optimizer.LightningOptimizer):
@@ -296,10 +300,12 @@ class Optimizer(pl.core.optimizer.LightningOptimizer):
         self.optimizer.step()
 
 
-def on_ranks(models: list[LightningTransformer], parts: list[list[int]], patch: pytest.MonkeyPatch) -> list[object]:
+def on_ranks(
+    models: list[LightningTransformer], parts: list[list[int]], patch: pytest.MonkeyPatch, world_size: int = 2
+) -> list[object]:
     """What the step of each rank returned or raised: rank r has part r of one update."""
     patch.setattr(torch.distributed, "all_reduce", Meeting(len(models)).all_reduce)
-    patch.setattr(LightningTransformer, "trainer", SimpleNamespace(world_size=len(models)))
+    patch.setattr(LightningTransformer, "trainer", SimpleNamespace(world_size=world_size))
     patch.setattr(LightningTransformer, "device", torch.device("cpu"))
     whole = update(UNEVEN, parts)
 
@@ -307,7 +313,7 @@ def on_ranks(models: list[LightningTransformer], parts: list[list[int]], patch: 
         model = models[rank]
         optimizer = Optimizer(model.configure_optimizers())
         model.optimizers = lambda: optimizer
-        own = Update(0, whole.source_tokens, whole.target_tokens, [whole.batches[rank]])
+        own = Update(0, whole.source_tokens, whole.target_tokens, [part for part in whole.batches if part[0] == rank])
         try:
             return model.training_step(own, 0)
         except NonFinite as error:
@@ -320,16 +326,16 @@ def on_ranks(models: list[LightningTransformer], parts: list[list[int]], patch: 
 PARTS = [[0, 3], [1, 2, 4]]
 
 
-def test_ranks_have_the_gradient_of_one_and_only_because_they_sum(monkeypatch):
+@pytest.mark.parametrize("parts", [PARTS, [[0, 1, 2, 3, 4], []]], ids=["two shares", "one share"])
+def test_ranks_have_the_gradient_of_one_and_only_because_they_sum(parts, monkeypatch):
     one, ranks = module(), [module(), module()]
-    fit(one, [update(UNEVEN, PARTS)])
-    on_ranks(ranks, PARTS, monkeypatch)
+    fit(one, [update(UNEVEN, parts)])
+    on_ranks(ranks, parts, monkeypatch)
     for model in ranks:
         assert float((gradient(model) - gradient(one)).abs().max()) < 1e-12
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), ranks[0].parameters(), strict=True))
     alone = [module(), module()]
-    monkeypatch.setattr(LightningTransformer, "_sum_over_ranks", lambda model, sums: None)
-    on_ranks(alone, PARTS, monkeypatch)
+    on_ranks(alone, PARTS, monkeypatch, world_size=1)
     mean = (gradient(alone[0]) + gradient(alone[1])) / 2
     assert float((mean - gradient(one)).norm() / gradient(one).norm()) > 1e-3
 
@@ -346,8 +352,7 @@ def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
     assert all(isinstance(result, NonFinite) for result in on_ranks(ranks, PARTS, monkeypatch))
     assert all(torch.equal(a, b) for a, b in zip(before, ranks[0].parameters(), strict=True))
     # Control: without the others' sums the first rank would go on
-    monkeypatch.setattr(LightningTransformer, "_sum_over_ranks", lambda model, sums: None)
-    first, second = on_ranks(poisoned(), PARTS, monkeypatch)
+    first, second = on_ranks(poisoned(), PARTS, monkeypatch, world_size=1)
     assert isinstance(first, dict)
     assert isinstance(second, NonFinite)
 

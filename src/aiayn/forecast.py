@@ -1,7 +1,7 @@
 """What several devices would make of one training, from parts that were measured on one: an estimate, and it says so.
 
 The ranks share each update, so the device has a smaller one and all tell each other the gradient: as training does it,
-one after the other and nothing hidden.
+while the backward pass goes on, but for the embedding's gradient, which is known only at its end.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 GRADIENT_BYTES = 4  # of each parameter
+BACKWARD = 2 / 3  # of a step's work
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,21 @@ class Forecast:
     ranks: int
     step_seconds: float  # each device's share of an update
     all_reduce_seconds: float
+    last_share: float  # of the gradient, which can be sent only when the backward pass is over
     tokens: float  # target tokens of the update
     alone_seconds: float  # the same update on one device
     basis: str
 
     @property
+    def exposed_seconds(self) -> float:
+        """What of the all-reduce the backward pass does not hide."""
+        last = self.last_share * self.all_reduce_seconds
+        return last + max(0.0, self.all_reduce_seconds - last - BACKWARD * self.step_seconds)
+
+    @property
     def seconds(self) -> float:
         """Of an update."""
-        return self.step_seconds + self.all_reduce_seconds
+        return self.step_seconds + self.exposed_seconds
 
     @property
     def rate(self) -> float:
@@ -85,8 +93,10 @@ def ring_bandwidth(size: float, ranks: int, seconds: float) -> float:
     return 2 * (ranks - 1) / ranks * size / seconds
 
 
-def shared(name: str, measured: Pace, tokens: float, ranks: int, parameters: int, link: Link) -> Forecast:
+def shared(
+    name: str, measured: Pace, tokens: float, ranks: int, parameters: int, last_share: float, link: Link
+) -> Forecast:
     """One update of `tokens` divided among so many ranks."""
     exchange = ring_seconds(GRADIENT_BYTES * parameters, ranks, link.bytes_a_second)
     alone = measured.seconds(tokens)
-    return Forecast(name, ranks, measured.seconds(tokens / ranks), exchange, tokens, alone, link.basis)
+    return Forecast(name, ranks, measured.seconds(tokens / ranks), exchange, last_share, tokens, alone, link.basis)

@@ -136,7 +136,11 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
 
 def forecasts(run: Config, pace: Pace, here: Point, measured: dict[int, Point]) -> list[Forecast]:
     """One training on several devices: as many as were measured, for comparison, and eight, and eight times eight."""
-    tokens = here.target_tokens / here.updates
+    tokens, last = here.target_tokens / here.updates, _last_share(run, here.parameters)
+
+    def on(name: str, ranks: int, link: Link, pace: Pace = pace) -> Forecast:
+        return forecast.shared(name, pace, tokens, ranks, here.parameters, last, link)
+
     found = []
     for ranks, point in measured.items():
         if not point.all_reduce_seconds:  # one alone: how fast is a rank of one thread?
@@ -145,15 +149,11 @@ def forecasts(run: Config, pace: Pace, here: Point, measured: dict[int, Point]) 
             continue
         sent = forecast.ring_bandwidth(GRADIENT_BYTES * here.parameters, ranks, point.all_reduce_seconds)
         link = Link(sent, f"gloo, {sent / 1e9:.2f} GB/s measured")
-        found.append(forecast.shared(f"{ranks} ranks on this machine", of_rank, tokens, ranks, here.parameters, link))
+        found.append(on(f"{ranks} ranks on this machine", ranks, link, of_rank))
     if run.hardware.accelerator == "gpu":
-        found.append(forecast.shared(f"{GPUS} GPUs", pace, tokens, GPUS, here.parameters, NVLINK))
-        found.append(
-            forecast.shared(f"{NODES} nodes of {GPUS}", pace, tokens, NODES * GPUS, here.parameters, INFINIBAND)
-        )
-        return found
-    found.append(forecast.shared(f"{NODES} machines like this", pace, tokens, NODES, here.parameters, ETHERNET))
-    return found + assumed(run, here.outside_seconds / here.updates)
+        return [*found, on(f"{GPUS} GPUs", GPUS, NVLINK), on(f"{NODES} nodes of {GPUS}", NODES * GPUS, INFINIBAND)]
+    here_like = on(f"{NODES} machines like this", NODES, ETHERNET)
+    return [*found, here_like, *assumed(run, here.outside_seconds / here.updates)]
 
 
 def assumed(run: Config, host_seconds: float) -> list[Forecast]:
@@ -169,7 +169,8 @@ def assumed(run: Config, host_seconds: float) -> list[Forecast]:
         (f"the same, {NODES} nodes of {GPUS}", NODES * GPUS, INFINIBAND),
     ):
         basis = f"{link.basis}; {efficiency:.0%} of {device.peak:g} TFLOP/s assumed, the host's time as here"
-        shared = forecast.shared(name, pace, tokens, ranks, parameters(paper, WORDS), link)
+        size = parameters(paper, WORDS)
+        shared = forecast.shared(name, pace, tokens, ranks, size, _last_share(paper, size), link)
         found.append(dataclasses.replace(shared, basis=basis))
     return found
 
@@ -216,6 +217,7 @@ def forecast_sheet(found: list[Forecast], here: Point, measured: dict[int, Point
             line.name,
             f"{1000 * line.step_seconds:,.2f}",
             f"{1000 * line.all_reduce_seconds:,.2f}",
+            f"{1000 * line.exposed_seconds:,.2f}",
             f"{line.rate:,.0f}",
             f"{measured[line.ranks].rate:,.0f}" if line.ranks in measured else "not measured",
             f"{line.efficiency:.0%}",
@@ -223,14 +225,19 @@ def forecast_sheet(found: list[Forecast], here: Point, measured: dict[int, Point
         ]
         for line in found
     ]
-    head = ["", "step ms", "all-reduce ms", "target tok/s", "measured", "efficiency", "basis"]
+    head = ["", "step ms", "all-reduce ms", "of it after the step", "target tok/s", "measured", "efficiency", "basis"]
     size = GRADIENT_BYTES * here.parameters / MEGA
     remarks = [
         f"the ranks share each update, here {here.target_tokens / here.updates:,.0f} target tokens, and add up"
-        f" {size:,.1f} MB of gradients; nothing overlaps",
+        f" {size:,.1f} MB of gradients, the embedding's after the backward pass and the rest during it",
         "a table of 20 rows shares no update: its rows run side by side, which needs no all-reduce (aiayn plan)",
     ]
-    return Sheet("one training on several devices, estimated", head, rows, remarks, words=(0, 6))
+    return Sheet("one training on several devices, estimated", head, rows, remarks, words=(0, 7))
+
+
+def _last_share(run: Config, parameters: int) -> float:
+    """The embedding's share of the gradient: it is complete only at the end of the backward pass."""
+    return run.fidelity.rows(run.data.vocab_size) * run.model.d_model / parameters
 
 
 def _of_update(run: Config, tokens: int) -> Config:

@@ -1,6 +1,7 @@
 """The Transformer as Lightning trains it: one `training_step` is one update of section 5."""
 
 import hashlib
+from functools import cached_property
 from typing import Any
 
 import pytorch_lightning as pl
@@ -8,6 +9,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from aiayn.gradients import GradientSum
 from aiayn.lightning_data import Update
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.schedule import learning_rate
@@ -63,15 +65,20 @@ class LightningTransformer(pl.LightningModule):
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         optimizer.zero_grad()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for index, batch in update.batches:
+        ranks = self.trainer.world_size
+        for number, (index, batch) in enumerate(update.batches, 1):
             torch.manual_seed(randomness_key(self.seed, update.number, index))
             loss, nats = label_smoothed_cross_entropy(
                 self.transformer.hidden(batch), self.transformer.embedding.weight, batch.target, self.label_smoothing
             )
-            # Not manual_backward: that would let DDP average, where the ranks' shares have to be summed.
+            if ranks > 1 and number == len(update.batches):
+                self.gradient_sum.expect()
+            # Not manual_backward: that would let DDP average, where the ranks' shares have to be summed
             (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
             sums += torch.stack((loss.detach().double(), nats.double()))
-        self._sum_over_ranks(sums)
+        if ranks > 1:
+            self.gradient_sum.finish()
+            torch.distributed.all_reduce(sums)
         rate = self.learning_rate_factor * learning_rate(update.number + 1, self.d_model, self.warmup_steps)
         gradients = [parameter.grad for parameter in self.transformer.parameters() if parameter.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
@@ -95,19 +102,12 @@ class LightningTransformer(pl.LightningModule):
         self.restored = checkpoint["optimizer_states"]
         self.updates_done = checkpoint["updates_done"]
 
-    def _sum_over_ranks(self, sums: Tensor) -> None:
-        """One sum after the last micro-batch, not DDP's in pieces during its backward pass.
-
-        DDP would average the ranks' shares, and wait for a rank whose share of an update has no sentence left.
-        """
-        if self.trainer.world_size == 1:
-            return
-        torch.distributed.all_reduce(sums)
-        parameters = list(self.transformer.parameters())
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
-        torch.distributed.all_reduce(flat)
-        for parameter, total in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
-            parameter.grad = total.view_as(parameter)
+    @cached_property
+    def gradient_sum(self) -> GradientSum:
+        """The sum of the gradients over the ranks; the embedding is used first, and its gradient comes last."""
+        stacks = [*self.transformer.encoder.parameters(), *self.transformer.decoder.parameters()]
+        own = {id(parameter) for parameter in stacks}
+        return GradientSum([*(p for p in self.transformer.parameters() if id(p) not in own), *stacks])
 
     def _describe(self, update: Update, rate: float, sums: Tensor) -> str:
         bad = [

@@ -1,0 +1,60 @@
+"""The sum of the gradients over the ranks, while the backward pass still computes those of earlier layers."""
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+
+BUCKET_BYTES = 2**24
+
+
+class GradientSum:
+    """Adds up the gradients of parameters over all ranks, a bucket of them at a time, the last parameters first.
+
+    A bucket is sent as soon as the backward pass has filled it and those before it. The buckets are the same at every
+    update and on every rank, whichever gradients it has. DDP's own would give a resumed run other bits, since it
+    arranges them anew after the first update; it would average, where shares have to be summed; and it would wait for
+    a rank whose share of an update has no sentence left.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
+        self.buckets: list[list[nn.Parameter]] = [[]]
+        room = bucket_bytes
+        for parameter in reversed([*parameters]):
+            if room <= 0:
+                self.buckets.append([])
+                room = bucket_bytes
+            self.buckets[-1].append(parameter)
+            room -= parameter.nbytes
+            filled = partial(self._filled, len(self.buckets) - 1)
+            parameter.register_post_accumulate_grad_hook(filled)  # type: ignore[no-untyped-call]
+        self.missing: list[int] = []  # gradients of each bucket that the last backward pass has still to give
+        self.sent: list[tuple[Tensor, torch.distributed.Work]] = []
+
+    def expect(self) -> None:
+        """The next backward pass is this rank's last one of the update."""
+        self.missing = [len(bucket) for bucket in self.buckets]
+
+    def finish(self) -> None:
+        """Puts the sums in the gradients' place; a gradient that this rank does not have counts as zero."""
+        while len(self.sent) < len(self.buckets):
+            self._send()
+        for bucket, (flat, work) in zip(self.buckets, self.sent, strict=True):
+            work.wait()
+            for parameter, total in zip(bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True):
+                parameter.grad = total.view_as(parameter)
+        self.missing, self.sent = [], []
+
+    def _filled(self, number: int, parameter: Tensor) -> None:
+        if not self.missing:  # another backward pass will add to it
+            return
+        self.missing[number] -= 1
+        while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
+            self._send()
+
+    def _send(self) -> None:
+        bucket = self.buckets[len(self.sent)]
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
+        self.sent.append((flat, torch.distributed.all_reduce(flat, async_op=True)))
