@@ -15,7 +15,7 @@ from torch import Tensor
 
 import aiayn.beam_search
 from aiayn.batching import Batch
-from aiayn.beam_search import Hypothesis, beam_search, translate_ids
+from aiayn.beam_search import Hypothesis, beam_search, best_continuations, translate_ids
 from aiayn.transformer import Transformer
 
 BOS, EOS = 2, 3
@@ -39,7 +39,7 @@ class Table(torch.nn.Module):
         with torch.no_grad():
             self.table[:, EOS] += eos_bias
         self.steps = self.rows = 0
-        self.eval()
+        self.device = self.table.device
 
     def start(self, source: Tensor, source_offsets: Tensor) -> TableDecoding:
         sentences = source.tensor_split(source_offsets[1:-1])
@@ -67,11 +67,15 @@ class TableDecoding:
         self.state = self.state[rows]
 
 
+def decoder(model: Any) -> Any:
+    return model.laid_out() if isinstance(model, Transformer) else model
+
+
 def search(model: Any, sources: Sequence[Sequence[int]], beam_size: int, alpha: float, extra: int) -> list[Hypothesis]:
     source = torch.tensor([token for sentence in sources for token in sentence])
     offsets = torch.tensor([0, *itertools.accumulate(len(sentence) for sentence in sources)])
     return beam_search(
-        model, source, offsets, beam_size=beam_size, length_penalty=alpha, max_extra=extra, bos=BOS, eos=EOS
+        decoder(model), source, offsets, beam_size=beam_size, length_penalty=alpha, max_extra=extra, bos=BOS, eos=EOS
     )
 
 
@@ -222,14 +226,29 @@ def test_a_beam_wider_than_the_vocabulary_still_searches(beam_size: int) -> None
         assert_same(ours, slow_search(model.log_probabilities, source, beam_size, 0.6, 1))
 
 
-def test_a_model_in_training_mode_is_refused() -> None:
-    with pytest.raises(AssertionError, match="eval"):
-        search(Table(vocab_size=13).train(), SOURCES, 4, 0.6, 5)
+@pytest.mark.parametrize("words", [7, 100, 101, 211])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("count", [1, 5, 10**4])
+def test_the_best_continuations_are_the_best_of_all_pairs(words: int, width: int, count: int) -> None:
+    random = torch.Generator().manual_seed(words)
+    # A few values each, so that many stand in few blocks; one hypothesis no longer counts
+    logits = 9 * torch.rand(2, width, words, generator=random, dtype=torch.float64).round(decimals=3)
+    alive = -torch.rand(2, width, generator=random, dtype=torch.float64)
+    alive[1, width - 1] = -torch.inf
+    pairs = (logits.log_softmax(2) + alive.unsqueeze(2)).flatten(1)
+    best, of, tokens = best_continuations(logits, alive, count)
+    expected = pairs.sort(1, descending=True).values[:, :count]
+    torch.testing.assert_close(best, expected)
+    counts = expected > -torch.inf
+    torch.testing.assert_close(pairs.gather(1, of * words + tokens)[counts], expected[counts])
+    assert tokens.max() < words
+    # Control: the same number of pairs that are not the best
+    assert count >= width * words or not torch.allclose(pairs[0, :count].sort(descending=True).values, expected[0])
 
 
 def translate(model: Any, sources: list[np.ndarray], tokens_per_batch: int, **changed: Any) -> list[Hypothesis]:
     arguments = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5, "bos": BOS, "eos": EOS} | changed
-    return translate_ids(model, sources, tokens_per_batch=tokens_per_batch, **arguments)
+    return translate_ids(decoder(model), sources, tokens_per_batch=tokens_per_batch, **arguments)
 
 
 @given(lengths=st.lists(st.integers(0, 11), max_size=17), tokens_per_batch=st.integers(1, 200))

@@ -94,18 +94,20 @@ def test_a_compiled_rival_takes_part_where_a_compiler_pays(run):
 
 
 def test_decoding_compares_outputs_before_it_measures(run):
-    part = contest.decoding(run, ["fp32"], "cpu", beam_size=4)
+    part = contest.decoding(run, ["fp32", "int8"], "cpu", beam_size=4)
     for line in part["lines"]:
         assert len(line["seconds_a_round"]) == 3
-        assert line["checks"]["equal_outputs"] == 1 or "int8" in line["name"], line
+        assert line["checks"]["equal_outputs"] == 1 or line["precision"] == "int8", line
+    own = [line["name"] for line in part["lines"] if line["precision"] == "int8"]
+    assert all(name.startswith(("aiayn", "CTranslate2")) for name in own)
 
 
 def test_an_endless_model_is_still_one_whose_answers_depend_on_the_question(run):
     torch.manual_seed(3)
     model = Transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25).eval()
     sources = np.random.default_rng(5).integers(EOS + 1, 25, (13, contest.OUTPUT_LENGTH - 1)).tolist()
-    lengths = lambda: {len(ids) for ids in contest._our_decode(model, run)(sources, 4)}  # noqa: E731
+    lengths = lambda: {len(ids) for ids in contest._our_decode(model, run, "fp32")(sources, 4)}  # noqa: E731
     assert lengths() != {contest.OUTPUT_LENGTH}  # control
     contest.endless(model)
     assert lengths() == {contest.OUTPUT_LENGTH}
-    assert len({tuple(ids) for ids in contest._our_decode(model, run)(sources, 4)}) > 1
+    assert len({tuple(ids) for ids in contest._our_decode(model, run, "fp32")(sources, 4)}) > 1

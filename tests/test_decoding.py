@@ -10,7 +10,7 @@ def test_one_token_at_a_time_equals_all_at_once(learned_positions: bool) -> None
     model = transformer(learned_positions=learned_positions)
     target = [[8, 4, 6, 10, 9, 5, 7, 11, EOS]] * len(SOURCES)  # beyond max_length, too
     expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
-    decoding = model.start(*pack(SOURCES))
+    decoding = model.laid_out().start(*pack(SOURCES))
     for t, token in enumerate([BOS, *target[0][:-1]]):
         logits = decoding.step(torch.full((len(SOURCES), 1), token))
         torch.testing.assert_close(logits[:, 0], expected[:, t])
@@ -18,7 +18,7 @@ def test_one_token_at_a_time_equals_all_at_once(learned_positions: bool) -> None
 
 def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past() -> None:
     model = transformer()
-    decoding = model.start(*pack(SOURCES))
+    decoding = model.laid_out().start(*pack(SOURCES))
     sources, pasts = SOURCES, [[[]] for _ in SOURCES]
     random = torch.Generator().manual_seed(3)
     for width, kept in ((3, [0, 1, 2]), (4, [2, 0]), (2, [0, 1]), (5, [1])):
@@ -49,7 +49,7 @@ def test_reordering_matters() -> None:
     model = transformer()
     results = []
     for parents in ([[0, 1]], [[1, 0]]):
-        decoding = model.start(*pack(SOURCES[:1]))
+        decoding = model.laid_out().start(*pack(SOURCES[:1]))
         decoding.reorder(torch.tensor([[0, 0]]))
         decoding.step(torch.tensor([[5, 6]]))
         decoding.reorder(torch.tensor(parents))
@@ -58,11 +58,27 @@ def test_reordering_matters() -> None:
     torch.testing.assert_close(results[0], results[1].flip(1))
 
 
+def test_a_model_in_training_mode_is_refused() -> None:
+    with pytest.raises(AssertionError, match="eval"):
+        transformer().train().laid_out()
+
+
+def test_one_layout_serves_many_batches_and_keeps_nothing_of_them() -> None:
+    model = transformer()
+    decoder, steps = model.laid_out(), []
+    for _ in range(2):
+        decoding = decoder.start(*pack(SOURCES))
+        decoding.step(torch.full((len(SOURCES), 1), BOS))
+        steps.append(decoding.step(torch.full((len(SOURCES), 1), 5)))
+        decoder.start(*pack(SOURCES[1:])).step(torch.full((len(SOURCES) - 1, 1), 7))
+    assert torch.equal(*steps)
+
+
 def test_in_bf16_the_weights_are_cast_once_and_the_logits_stay_close() -> None:
     model, target = transformer().float(), [[8, 4, 6, EOS]] * len(SOURCES)
     expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        decoding = model.start(*pack(SOURCES))
+        decoding = model.laid_out().start(*pack(SOURCES))
         for t, token in enumerate([BOS, *target[0][:-1]]):
             logits = decoding.step(torch.full((len(SOURCES), 1), token))
             assert logits.dtype == torch.bfloat16  # control: this is not float32

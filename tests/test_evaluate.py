@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiayn import checkpoint, config, evaluate
+from aiayn import checkpoint, config, cores, evaluate, linear
 from aiayn.batching import gather
 
 
@@ -156,3 +156,47 @@ def test_other_text_than_the_run_was_trained_on_is_refused(run):
     (config.run_folder(run) / "data.sha256").write_text("0" * 64)
     with pytest.raises(config.ConfigError, match=r"data\.name: .* was begun on data with SHA-256 000000000000"):
         evaluate.trained(run)
+
+
+def sources_of(dataset) -> list[np.ndarray]:
+    pairs = dataset.pairs("test")
+    return [pairs.source_ids[i : j - 1] for i, j in zip(pairs.source_offsets, pairs.source_offsets[1:], strict=False)]
+
+
+def test_two_processes_find_the_bits_of_one_and_the_run_may_use_as_many_as_it_has_threads(run, monkeypatch):
+    model, dataset, _ = evaluate.trained(run)
+    monkeypatch.setattr(cores, "_available", lambda: 2)
+    how = dataclasses.replace(run.decoding, tokens_per_batch=31)
+    told: list[int] = []
+    one, two = (evaluate.search(model, sources_of(dataset), how, count, told.append) for count in (1, 2))
+    assert one == two
+    assert len({tuple(hypothesis.ids) for hypothesis in one}) > 3
+    assert sum(told) == 2 * len(one)
+    asked: list[int] = []
+    forked = cores.forked
+    monkeypatch.setattr(cores, "forked", lambda *args, processes: asked.append(processes) or forked(*args, processes))
+    for accelerator, count in (("cpu", 3), ("gpu", 1)):
+        hardware = dataclasses.replace(run.hardware, threads=3, accelerator=accelerator)
+        evaluate.evaluate(model, dataset, "dev", dataclasses.replace(run, hardware=hardware))
+        assert asked.pop() == count
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_search_in_fewer_bits_finds_almost_the_same(run, precision, monkeypatch):
+    monkeypatch.setattr(linear, "INT8_PAYS", 1)
+    model, dataset, _ = evaluate.trained(run)
+    sources = sources_of(dataset)
+    full = evaluate.search(model, sources, run.decoding)
+    fewer = evaluate.search(model, sources, dataclasses.replace(run.decoding, precision=precision))
+    scores = [[hypothesis.score for hypothesis in found] for found in (full, fewer)]
+    assert scores[0] != scores[1]  # control: it is another arithmetic
+    assert np.allclose(*scores, rtol=0.1, atol=0.1)
+
+
+def test_8_bits_are_refused_where_nothing_computes_in_them(run, monkeypatch):
+    model, _, _ = evaluate.trained(run)
+    how = dataclasses.replace(run.decoding, precision="int8")
+    evaluate.search(model, [np.array([5, 6])], how)
+    monkeypatch.setattr(evaluate, "ONEDNN", False)
+    with pytest.raises(config.ConfigError, match=r"decoding\.precision=int8: .* use full"):
+        evaluate.search(model, [np.array([5, 6])], how)

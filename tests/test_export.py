@@ -47,7 +47,7 @@ TARGETS = list(np.random.default_rng(7).integers(EOS + 1, VOCABULARY, (13, 5)))
 def searched(model: Transformer, beam_size: int, sources: list = SOURCES) -> list[Hypothesis]:
     """By log probability alone: neither CTranslate2 nor transformers has the length penalty of Wu et al."""
     return translate_ids(
-        model,
+        model.laid_out(),
         sources,
         tokens_per_batch=1000,
         beam_size=beam_size,
@@ -171,7 +171,7 @@ def test_the_exported_run_translates_text_as_ours_with_ctranslate2_and_sentencep
     )
     found = [[tokenizer.pieces.index(piece) for piece in result.hypotheses[0]] for result in results]
     expected = translate_ids(
-        model, ids, tokens_per_batch=500, beam_size=1, length_penalty=0.0, max_extra=50, bos=BOS, eos=EOS
+        model.laid_out(), ids, tokens_per_batch=500, beam_size=1, length_penalty=0.0, max_extra=50, bos=BOS, eos=EOS
     )
     assert found == [hypothesis.ids[:50] for hypothesis in expected]  # their limit knows no source length
     assert tokenizer.decode(found) == dataset.tokenizer.decode([hypothesis.ids[:50] for hypothesis in expected])
@@ -188,7 +188,14 @@ def test_a_saved_marian_comes_back_with_the_same_outputs_and_nearly_the_same_log
     assert generated(loaded, 1, ids) == [
         found.ids
         for found in translate_ids(
-            model, ids, tokens_per_batch=500, beam_size=1, length_penalty=0.0, max_extra=LIMIT - 6, bos=BOS, eos=EOS
+            model.laid_out(),
+            ids,
+            tokens_per_batch=500,
+            beam_size=1,
+            length_penalty=0.0,
+            max_extra=LIMIT - 6,
+            bos=BOS,
+            eos=EOS,
         )
     ]
     source = torch.tensor(np.array([[*sentence, EOS] for sentence in ids]))

@@ -120,7 +120,7 @@ def test_released_code_one_token_at_a_time_equals_all_at_once() -> None:
     together, target_offsets = pack([target] * 2)
     target_input, _ = pack([[BOS, *target[:-1]]] * 2)
     expected = model(Batch(source, together, target_input, offsets, target_offsets)).unflatten(0, (2, -1))
-    decoding = model.start(source, offsets)
+    decoding = model.laid_out().start(source, offsets)
     for t, token in enumerate([BOS, *target[:-1]]):
         logits = decoding.step(torch.full((2, 1), token))
         torch.testing.assert_close(logits[:, 0], expected[:, t])

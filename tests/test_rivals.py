@@ -71,13 +71,15 @@ def test_every_search_finds_the_same_outputs_of_the_same_length(model, beam_size
     length = 11
     random = np.random.default_rng(5)
     sources = random.integers(4, VOCABULARY, (rivals.SENTENCES + 3, length - 1)).tolist()
-    found = {name: decode(sources, beam_size) for name, decode in rivals.decoders(endless(model), 2, length).items()}
+    rival = {precision: rivals.decoders(endless(model), 2, length, precision) for precision in ("fp32", "int8")}
+    found = {name: decode(sources, beam_size) for name, decode in rival["fp32"].items()}
     expected = found["torch.nn"]
     assert {len(ids) for ids in expected} == {length}
     assert len({tuple(ids) for ids in expected}) > 1  # control: not one answer to everything
     for name, outputs in found.items():
-        if "int8" not in name:
-            assert outputs == expected, name
+        assert outputs == expected, name
+    for name, decode in rival["int8"].items():
+        assert {len(ids) for ids in decode(sources, beam_size)} == {length}, name
 
 
 def test_learned_positions_leave_marian_out_and_nobody_else(run):

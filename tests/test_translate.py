@@ -112,7 +112,7 @@ def test_a_very_long_line_costs_no_more_than_the_limit_and_is_named(model, monke
     monkeypatch.setattr(
         translate,
         "search",
-        lambda m, ids, d, done: searched.extend(map(len, ids)) or search(m, [part[:2] for part in ids], d),
+        lambda m, ids, d, *rest: searched.extend(map(len, ids)) or search(m, [part[:2] for part in ids], d),
     )
     text = b"1 2\n" + b"3 4 " * 10**6 + b"\n" + b"5" * 14 + b"\n" + b" " * 10**6 + b"1\n6 7\n" + b"8" * 13
     warnings: list[str] = []

@@ -1,17 +1,21 @@
 """Beam search with the length penalty of Wu et al. (2016), many sentences at a time (section 6.1)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from aiayn.transformer import Transformer
+from aiayn.decoding import Decoder
 
 # S source tokens, packed; B sentences still searched; W alive hypotheses of each, best first; C candidates to go on
 # with, best first; V vocabulary; L most tokens of an output
+
+Batch = np.ndarray  # the numbers of sentences that are searched together
+BLOCK = 100  # neighbours in the vocabulary; most vocabularies are multiples of it, and need no padding
 
 
 @dataclass(frozen=True)
@@ -37,22 +41,33 @@ def best_reachable_score(log_probability: Tensor, limits: Tensor, length_penalty
 def best_continuations(logits: Tensor, alive: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The `count` best of all continuations (B, W, V), or all if fewer: log probabilities, hypotheses, tokens (B, C).
 
-    `alive` (B, W) are the log probabilities of what is continued. The logits are overwritten.
+    `alive` (B, W) are the log probabilities of what is continued.
     """
-    logits -= logits.amax(-1, keepdim=True)
+    width, words = logits.shape[1:]
+    if words % BLOCK:
+        logits = F.pad(logits, (0, -words % BLOCK), value=-torch.inf)
+    blocks = logits.view(len(logits), width, -1, BLOCK)
+    maxima = blocks.amax(3)  # (B, W, blocks)
+    top = maxima.amax(2, keepdim=True)
     # On a CPU torch's exp takes four times as long as its exp2
-    sums = (logits * math.log2(math.e)).exp2_().sum(-1, keepdim=True)
-    logits += alive.unsqueeze(-1) - sums.log()  # the log probability of it all
-    # The best pairs lie in the columns with the best maxima; topk is slow on CPU, so it sees B * V, not B * W * V
-    tokens = logits.amax(1).topk(min(count, logits.size(2))).indices
-    pairs = logits.gather(2, tokens.unsqueeze(1).expand(-1, logits.size(1), -1)).flatten(1)
-    best, position = pairs.topk(min(count, pairs.size(1)))
-    return best, position // tokens.size(1), tokens.gather(1, position % tokens.size(1))
+    sums = (logits - top).mul_(math.log2(math.e)).exp2_().sum(2, keepdim=True)
+    offsets = alive.unsqueeze(2) - top - sums.log()  # (B, W, 1) from logits to log probabilities of it all
+    # The best pairs lie in the blocks with the best maxima: topk is slow on a CPU, so it sees these, not all pairs
+    reached = (maxima + offsets).flatten(1)  # (B, W * blocks)
+    chosen = reached.topk(min(count, reached.size(1)), sorted=False).indices  # (B, blocks chosen)
+    of = chosen // maxima.size(2)
+    pairs = blocks.flatten(1, 2).gather(1, chosen.unsqueeze(2).expand(-1, -1, BLOCK))
+    pairs = (pairs + offsets.gather(1, of.unsqueeze(2))).flatten(1)
+    best, position = pairs.topk(min(count, width * words))
+    block = position // BLOCK
+    tokens = chosen.gather(1, block) % maxima.size(2) * BLOCK + position % BLOCK
+    # Of hypotheses that no longer count, all pairs are equal, those beyond the vocabulary too
+    return best, of.gather(1, block), tokens.clamp_(max=words - 1)
 
 
 @torch.inference_mode()
 def beam_search(
-    model: Transformer,
+    decoder: Decoder,
     source: Tensor,
     source_offsets: Tensor,
     *,
@@ -67,7 +82,6 @@ def beam_search(
     A sentence is left when nothing alive can beat its best finished hypothesis, so stopping early changes no result.
     Where none has finished at the limit, the best alive one is returned.
     """
-    assert not model.training, "dropout would be on: call model.eval()"
     assert min(beam_size - 1, length_penalty, max_extra) >= 0, "alpha < 0, too, would make the early stop inexact"
     # Paper: "input length + 50" (6.1) is silent about EOS: counted on both sides, as in the released code
     limits = source_offsets.diff() + max_extra  # (B,)
@@ -76,7 +90,7 @@ def beam_search(
     num_candidates = 2 * beam_size if beam_size > 1 else 1
 
     num_sentences, device = len(limits), source.device
-    decoding = model.start(source, source_offsets)
+    decoding = decoder.start(source, source_offsets)
     sentence = torch.arange(num_sentences, device=device)  # (B,) of the call, as sentences leave
     alive = torch.zeros(num_sentences, 1, device=device)  # (B, W) log probabilities
     token = torch.full((num_sentences, 1), bos, device=device)  # (B, W) the last one of each
@@ -128,7 +142,7 @@ def beam_search(
 
 
 def translate_ids(
-    model: Transformer,
+    decoder: Decoder,
     sources: Sequence[np.ndarray],
     *,
     tokens_per_batch: int,
@@ -138,37 +152,48 @@ def translate_ids(
     bos: int,
     eos: int,
     progress: Callable[[int], None] | None = None,
+    of_each: Callable[[Callable[[Batch], list[Hypothesis]], list[Batch]], Iterable[list[Hypothesis]]] = map,
 ) -> list[Hypothesis]:
     """The best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
 
     Sentences of similar length are searched together, longest first, as many as `tokens_per_batch` source tokens hold,
-    EOS and padding counted, but always one. `progress` is told how many more sentences are done.
+    EOS and padding counted, but always one. `progress` is told how many more sentences are done; `of_each` is `map`,
+    or does what it does in another way.
     """
-    hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
-    order = np.argsort(-lengths, kind="stable")
-    position, end = 0, int(np.count_nonzero(lengths))
-    if progress is not None and end < len(sources):
-        progress(len(sources) - end)
-    device = next(model.parameters()).device
-    while position < end:
-        longest = int(lengths[order[position]]) + 1
-        batch = order[position : min(end, position + max(1, tokens_per_batch // longest))]
+    batches = _batches(lengths, tokens_per_batch)
+
+    def search(batch: Batch) -> list[Hypothesis]:
         packed = np.concatenate([part for number in batch for part in (sources[number], [eos])])
         offsets = np.concatenate([[0], np.cumsum(lengths[batch] + 1)])
-        found = beam_search(
-            model,
-            torch.from_numpy(packed).to(device),
-            torch.from_numpy(offsets).to(device),
+        return beam_search(
+            decoder,
+            torch.from_numpy(packed).to(decoder.device),
+            torch.from_numpy(offsets).to(decoder.device),
             beam_size=beam_size,
             length_penalty=length_penalty,
             max_extra=max_extra,
             bos=bos,
             eos=eos,
         )
+
+    hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
+    empty = len(sources) - int(np.count_nonzero(lengths))
+    if progress is not None and empty:
+        progress(empty)
+    for batch, found in zip(batches, of_each(search, batches), strict=True):
         for number, hypothesis in zip(batch.tolist(), found, strict=True):
             hypotheses[number] = hypothesis
-        position += len(batch)
         if progress is not None:
             progress(len(batch))
     return hypotheses
+
+
+def _batches(lengths: np.ndarray, tokens_per_batch: int) -> list[Batch]:
+    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    batches, position = [], 0
+    while position < len(order):
+        longest = int(lengths[order[position]]) + 1
+        batches.append(order[position : position + max(1, tokens_per_batch // longest)])
+        position += len(batches[-1])
+    return batches

@@ -96,8 +96,9 @@ def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]
     if "decoding" in chosen and gpu:
         found["newstest2013"] = lambda show: growth.decoded(run, NEWSTEST, run.bench.rounds, show)
     if "decoding" in chosen and not (gpu and run.bench.kind == "all"):  # in ten minutes there is no time for rivals
-        found[f"decoding, beam {beam}"] = lambda show: decoding(run, precisions, device, beam)
-        found["decoding, greedy"] = lambda show: decoding(run, precisions, device, 1)
+        of_search = [name for name in precisions if name != "medium"] + ([] if gpu else ["int8"])
+        found[f"decoding, beam {beam}"] = lambda show: decoding(run, of_search, device, beam)
+        found["decoding, greedy"] = lambda show: decoding(run, of_search, device, 1)
     if "growth" in chosen:
         # In ten minutes there is no time to compile each of twenty rows
         plain = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, compile=False))

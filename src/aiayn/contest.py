@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from aiayn import flops, rivals
 from aiayn.batching import Batch, epoch_plan, gather
-from aiayn.beam_search import translate_ids
 from aiayn.dataset import Pairs
-from aiayn.evaluate import build
+from aiayn.evaluate import build, processes, search
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.rivals import SENTENCES, Decode
 from aiayn.schema import Config
 from aiayn.sheets import OURS
-from aiayn.tokenizer import BOS, EOS
+from aiayn.tokenizer import EOS
 from aiayn.transformer import DecoderLayer, Transformer
 
 COMPILED = ", compiled"
@@ -43,7 +42,7 @@ class Contestant:
 
 @contextmanager
 def computing(precision: str, device: str) -> Iterator[None]:
-    """Matrix products in float32 (`fp32`), in float32 cut short inside (`medium`) or in bf16 by autocast (`bf16`)."""
+    """Matrix products in float32, cut short inside if `medium`, or in bf16 by autocast (`bf16`)."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium" if precision == "medium" else "highest")
     try:
@@ -153,14 +152,11 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
     sources = random.integers(EOS + 1, config.data.vocab_size, shape)
     model = endless(build(config, config.data.vocab_size)).to(device).eval()
     contestants = []
-    with computing("fp32", device):
-        first = sources[0, :SENTENCES].tolist()
-        expected = _our_decode(model, config)(first, beam_size)
-    for precision in (precision for precision in precisions if precision != "medium"):
-        found = {OURS: _our_decode(model, config)}
-        theirs = rivals.decoders(model, config.hardware.threads, OUTPUT_LENGTH)
-        found |= {name: decode for name, decode in theirs.items() if precision == "fp32" or "CTranslate2" not in name}
-        for name, decode in found.items():
+    first = sources[0, :SENTENCES].tolist()
+    expected = _our_decode(model, config, "fp32")(first, beam_size)
+    for precision in precisions:
+        theirs = rivals.decoders(model, config.hardware.threads, OUTPUT_LENGTH, precision)
+        for name, decode in {OURS: _our_decode(model, config, precision), **theirs}.items():
             with computing(precision, device):
                 outputs = decode(first, beam_size)
             assert {len(ids) for ids in outputs} == {OUTPUT_LENGTH}, f"{name}: not the same work"
@@ -168,7 +164,7 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
             contestants.append(
                 Contestant(
                     name,
-                    precision if "CTranslate2" not in name else "own",
+                    precision,
                     lambda number, decode=decode: decode(sources[number].tolist(), beam_size) and None,  # type: ignore[misc]
                     {"equal_outputs": same},
                 )
@@ -256,19 +252,17 @@ def _compare(ours: tuple[float, nn.Module], theirs: tuple[float, nn.Module], nam
     return {"loss": abs(other_loss - loss) / loss, "gradients": (squares / norm) ** 0.5}
 
 
-def _our_decode(model: Transformer, config: Config) -> Decode:
+def _our_decode(model: Transformer, config: Config, precision: str) -> Decode:
     def decode(sentences: Any, beam_size: int) -> list[list[int]]:
-        found = translate_ids(
-            model,
-            [np.array(sentence) for sentence in sentences],
-            tokens_per_batch=SENTENCES * OUTPUT_LENGTH,
+        how = dataclasses.replace(
+            config.decoding,
             beam_size=beam_size,
-            length_penalty=config.decoding.length_penalty,
+            precision="full" if precision == "fp32" else precision,
             max_extra=0,
-            bos=BOS,
-            eos=EOS,
+            tokens_per_batch=SENTENCES * OUTPUT_LENGTH,
         )
-        return [hypothesis.ids for hypothesis in found]
+        sources = [np.array(sentence) for sentence in sentences]
+        return [hypothesis.ids for hypothesis in search(model, sources, how, processes(config.hardware))]
 
     return decode
 

@@ -13,8 +13,8 @@ from aiayn.linear import Linear, fixed_product
 # L tokens of the longest source; D d_model; H heads; K d_k; V d_v
 
 
-class LayerDecoding:
-    """One decoder layer, and what its next tokens look at."""
+class DecoderLayout:
+    """One decoder layer's weights as one token at a time wants them."""
 
     def __init__(
         self,
@@ -22,12 +22,12 @@ class LayerDecoding:
         memory_attention: MemoryAttention,
         feed_forward: tuple[Linear, Linear],
         norms: tuple[nn.LayerNorm, nn.LayerNorm, nn.LayerNorm],
-        memory: Tensor,
-        sentences: Sentences,
+        *,
+        int8: bool,
     ) -> None:
         self.num_heads, self.d_k = self_attention.num_heads, self_attention.d_k
         self.products = [
-            fixed_product(layer.weight, layer.bias)
+            fixed_product(layer.weight, layer.bias, int8=int8)
             for layer in (
                 self_attention.query_key_value,
                 self_attention.output,
@@ -37,17 +37,26 @@ class LayerDecoding:
             )
         ]
         self.norms = [(norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms]
-        self.memory = [*memory_attention.keys_and_values(memory, sentences)]  # (B, H, L, K), (B, H, L, V)
+        self.keys_and_values = memory_attention.keys_and_values
+
+
+class LayerDecoding:
+    """What the next tokens of one batch look at in one decoder layer, and the layer's output for them."""
+
+    def __init__(self, layout: DecoderLayout, memory: Tensor, sentences: Sentences) -> None:
+        self.layout = layout
+        self.memory = [*layout.keys_and_values(memory, sentences)]  # (B, H, L, K), (B, H, L, V)
         self.past = [x[:, :, :0] for x in self.memory]  # (B, H, C, K), (B, H, C, V)
 
     def step(self, x: Tensor, columns: slice, past_mask: Tensor | None, memory_mask: Tensor | None) -> Tensor:
         """The layer's output (R, D) for the next tokens x (R, D), whose keys and values take their `columns`."""
-        to_query_key_value, to_output, to_query, to_memory_output, to_hidden, from_hidden = self.products
-        shape = (len(self.memory[0]), -1, self.num_heads)
-        inner = self.num_heads * self.d_k
+        to_query_key_value, to_output, to_query, to_memory_output, to_hidden, from_hidden = self.layout.products
+        num_heads, d_k = self.layout.num_heads, self.layout.d_k
+        shape = (len(self.memory[0]), -1, num_heads)
+        inner = num_heads * d_k
 
         query, key, value = (
-            part.view(*shape, part.size(1) // self.num_heads).transpose(1, 2)
+            part.view(*shape, part.size(1) // num_heads).transpose(1, 2)
             for part in to_query_key_value(x).tensor_split((inner, 2 * inner), 1)
         )
         keys, values = self.past
@@ -56,7 +65,7 @@ class LayerDecoding:
         heads, _ = scaled_dot_product_attention(query, keys[:, :, seen], values[:, :, seen], past_mask)  # (B, H, W, V)
         x = self._norm(0, x + to_output(heads.transpose(1, 2).reshape(len(x), -1)))
 
-        query = to_query(x).view(*shape, self.d_k).transpose(1, 2)
+        query = to_query(x).view(*shape, d_k).transpose(1, 2)
         memory_keys, memory_values = self.memory
         heads, _ = scaled_dot_product_attention(query, memory_keys, memory_values, memory_mask)
         x = self._norm(1, x + to_memory_output(heads.transpose(1, 2).reshape(len(x), -1)))
@@ -72,7 +81,30 @@ class LayerDecoding:
         self.memory, self.past = ([x.index_select(0, rows) for x in pair] for pair in (self.memory, self.past))
 
     def _norm(self, number: int, x: Tensor) -> Tensor:
-        return F.layer_norm(x, *self.norms[number])
+        return F.layer_norm(x, *self.layout.norms[number])
+
+
+class Decoder:
+    """The decoder laid out once for many batches, which it decodes one token at a time, without gradients."""
+
+    def __init__(
+        self,
+        layouts: list[DecoderLayout],
+        encode: Callable[[Tensor, Tensor], tuple[Tensor, Sentences]],  # source (S,), offsets (B + 1,) as memory (S, D)
+        embed: Callable[[Tensor, int], Tensor],  # tokens (R,) at a position as (R, D)
+        embedding: Tensor,
+        *,
+        int8: bool,
+    ) -> None:
+        self.layouts, self.encode, self.embed = layouts, encode, embed
+        self.logits = fixed_product(embedding, int8=int8)
+        self.device = embedding.device
+
+    def start(self, source: Tensor, source_offsets: Tensor) -> "Decoding":
+        """The beginning of a batch: source (S,), `source_offsets` (B + 1,)."""
+        memory, sentences = self.encode(source, source_offsets)
+        layers = [LayerDecoding(layout, memory, sentences) for layout in self.layouts]
+        return Decoding(layers, self.embed, self.logits, sentences.mask)
 
 
 class Decoding:
@@ -85,13 +117,14 @@ class Decoding:
     def __init__(
         self,
         layers: list[LayerDecoding],
-        embed: Callable[[Tensor, int], Tensor],  # tokens (R,) at a position as (R, D)
-        embedding: Tensor,
+        embed: Callable[[Tensor, int], Tensor],
+        logits: Callable[[Tensor], Tensor],
         memory_mask: Tensor | None,  # (B, 1, 1, L), 0 or -inf
     ) -> None:
-        self.layers, self.embed, self.memory_mask = layers, embed, memory_mask
-        self.logits = fixed_product(embedding)
-        self.past_mask = embedding.new_zeros(len(layers[0].memory[0]), 1, 1, 0)  # (B, 1, W, columns taken), 0 or -inf
+        self.layers, self.embed, self.logits, self.memory_mask = layers, embed, logits, memory_mask
+        keys = layers[0].memory[0]
+        # (B, 1, W, columns taken), 0 or -inf
+        self.past_mask = torch.zeros(len(keys), 1, 1, 0, device=keys.device, dtype=torch.float32)
         self.steps = 0
 
     def step(self, tokens: Tensor) -> Tensor:

@@ -2,20 +2,21 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 
-from aiayn import checkpoint, jobs, metrics, progress, storage, table2
+from aiayn import checkpoint, cores, jobs, metrics, progress, storage, table2
 from aiayn.batching import evaluation_batches, gather
 from aiayn.beam_search import Hypothesis, translate_ids
 from aiayn.config import decoded_as_its_row, run_folder, variation
 from aiayn.dataset import Dataset, Pairs
-from aiayn.linear import compute_with
+from aiayn.linear import ONEDNN, compute_with
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.prepare import prepare
-from aiayn.schema import Config, ConfigError, Decoding
+from aiayn.schema import Config, ConfigError, Decoding, Hardware
 from aiayn.tokenizer import BOS, EOS
 from aiayn.transformer import Transformer
 
@@ -61,11 +62,31 @@ def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int)
 
 
 def search(
-    model: Transformer, sources: list[Any], decoding: Decoding, done: Callable[[int], None] | None = None
+    model: Transformer,
+    sources: list[Any],
+    decoding: Decoding,
+    processes: int = 1,
+    done: Callable[[int], None] | None = None,
 ) -> list[Hypothesis]:
-    """The best translation of each sentence's ids, in order (section 6.1)."""
+    """The best translation of each sentence's ids, in order (section 6.1), whatever the number of processes.
+
+    Raises ConfigError where 8 bits are asked for and torch has no oneDNN.
+    """
+    if decoding.precision == "int8" and not ONEDNN:
+        raise ConfigError("decoding.precision=int8: this torch has no oneDNN, which computes in 8 bits; use full")
+    how = dataclasses.asdict(decoding)
+    precision = how.pop("precision")
     model.eval()
-    return translate_ids(model, sources, **dataclasses.asdict(decoding), bos=BOS, eos=EOS, progress=done)
+    kind = model.embedding.weight.device.type
+    with torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
+        decoder = model.laid_out(int8=precision == "int8")
+        of_each = partial(cores.forked, processes=processes)
+        return translate_ids(decoder, sources, **how, bos=BOS, eos=EOS, progress=done, of_each=of_each)
+
+
+def processes(hardware: Hardware) -> int:
+    """How many processes may search at once: one for each thread, and on a GPU one."""
+    return 1 if hardware.accelerator == "gpu" else hardware.threads
 
 
 def evaluate(
@@ -76,7 +97,7 @@ def evaluate(
     nats, tokens = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
     offsets = pairs.source_offsets
     sources = [pairs.source_ids[offsets[i] : offsets[i + 1] - 1] for i in range(len(pairs))]
-    hypotheses = search(model, sources, config.decoding, done)
+    hypotheses = search(model, sources, config.decoding, processes(config.hardware), done)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
     references = dataset.texts(split, "target")
     scores = metrics.bleu(translations, references)

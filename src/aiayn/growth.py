@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from aiayn import config, flops, forecast
-from aiayn.contest import computing, endless, synthetic_pairs
-from aiayn.evaluate import build, parameters, search
+from aiayn.contest import endless, synthetic_pairs
+from aiayn.evaluate import build, parameters, processes, search
 from aiayn.forecast import ETHERNET, GRADIENT_BYTES, INFINIBAND, NVLINK, Forecast, Link, Pace
 from aiayn.probe import MEGA, Point, in_processes, measure
 from aiayn.schema import ROWS, Config, Hardware
@@ -119,12 +119,11 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
     pairs = synthetic_pairs(dataclasses.replace(run, bench=dataclasses.replace(run.bench, mean_length=28.0)), sentences)
     sources = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
     model = endless(build(run, run.data.vocab_size)).to(device).eval()
-    how = dataclasses.replace(run.decoding, max_extra=0)
+    how = dataclasses.replace(run.decoding, max_extra=0, precision="bf16" if device == "cuda" else "full")
     seconds = []
     for _ in range(rounds + 1):
         began = time.perf_counter()
-        with computing("bf16" if device == "cuda" else "fp32", device):
-            found = search(model, [source[:-1] for source in sources], how)
+        found = search(model, [source[:-1] for source in sources], how, processes(run.hardware))
         seconds.append(time.perf_counter() - began)
     tokens = sum(len(hypothesis.ids) for hypothesis in found)
     taken = statistics.median(seconds[1:])

@@ -187,18 +187,21 @@ def trainable(model: Transformer) -> dict[str, nn.Module]:
     return rivals
 
 
-def decoders(model: Transformer, threads: int, length: int) -> dict[str, Decode]:
-    """The rivals that can search, each with the model's weights, for outputs of `length` tokens that do not end."""
-    found: dict[str, Decode] = {"torch.nn": _recomputing(TorchTransformer(model).eval(), length)}
-    if _has_marian(model):
-        found["Marian"] = _generating(marian(model), length)
-    if find_spec("ctranslate2"):
-        for compute_type in ("float32", "int8"):
-            found[f"CTranslate2 {compute_type}"] = _ctranslate2(model, compute_type, 1, threads, length)
-            if threads > 1:
-                found[f"CTranslate2 {compute_type}, {threads} batches at once"] = _ctranslate2(
-                    model, compute_type, threads, 1, length
-                )
+def decoders(model: Transformer, threads: int, length: int, precision: str) -> dict[str, Decode]:
+    """The rivals that can search, each with the model's weights, for outputs of `length` tokens that do not end.
+
+    In float32 (`fp32`), `bf16` or `int8`; whoever asks puts torch under autocast.
+    """
+    found: dict[str, Decode] = {}
+    if precision != "int8":
+        found["torch.nn"] = _recomputing(TorchTransformer(model).eval(), length)
+        if _has_marian(model):
+            found["Marian"] = _generating(marian(model), length)
+    compute_type = {"fp32": "float32", "int8": "int8"}.get(precision)
+    if compute_type and find_spec("ctranslate2"):
+        found["CTranslate2"] = _ctranslate2(model, compute_type, 1, threads, length)
+        if threads > 1:
+            found[f"CTranslate2, {threads} batches at once"] = _ctranslate2(model, compute_type, threads, 1, length)
     return found
 
 

@@ -132,6 +132,7 @@ class Decoding:
     beam_size: int = _number(1, 1024)
     length_penalty: float = _number(0.0, 10.0)
     max_extra: int = _number(0, 100_000)
+    precision: str = _one_of("full", "bf16", "int8")
     tokens_per_batch: int = _number(1)
 
 
@@ -212,7 +213,7 @@ MEANING = frozenset(
         *(f"data.{key}" for key in ("name", "vocab_size", "max_length", "source_language", "target_language")),
         *(f"data.{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")),
         *(f"scale.{key}" for key in ("name", "width", "layers", "steps", "warmup", "batch", "learning_rate")),
-        *(f"decoding.{key}" for key in ("beam_size", "length_penalty", "max_extra")),
+        *(f"decoding.{key}" for key in ("beam_size", "length_penalty", "max_extra", "precision")),
     }
 )
 # What may change under a run: how often it is measured and saved, how it is cut into pieces, where it computes (the
@@ -265,6 +266,12 @@ def checked(config: Config) -> Config:
         )
     if config.hardware.compile and config.hardware.accelerator == "cpu":
         raise ConfigError("hardware.compile=true: must be false on a CPU, whose own way torch cannot compile")
+    if config.decoding.precision != "full" and config.hardware.precision == "64-true":
+        raise ConfigError(
+            f"decoding.precision={config.decoding.precision}: must be full with hardware.precision=64-true"
+        )
+    if config.decoding.precision == "int8" and config.hardware.accelerator == "gpu":
+        raise ConfigError("decoding.precision=int8: is for a CPU; on a GPU use bf16")
     return config
 
 

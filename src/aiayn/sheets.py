@@ -94,7 +94,7 @@ def verdict(part: dict[str, Any]) -> list[str]:
     """Ours beside the fastest rival: both in fp32, then each in whichever precision it is fastest in."""
     lines = []
     for what, chosen in (
-        ("fp32", [x for x in part["lines"] if x["precision"] == "fp32" or "float32" in x["name"]]),
+        ("fp32", [x for x in part["lines"] if x["precision"] == "fp32"]),
         ("each in its fastest precision", part["lines"]),
     ):
         rates = {(x["name"], x["precision"]): _rate(part["target_tokens"], x["seconds_a_round"]) for x in chosen}

@@ -67,9 +67,14 @@ def requeues(asked: str) -> bool:
 
 def die_with_parent() -> None:
     """Asks the kernel to kill this worker when the process that started it dies, so that no sweep leaves orphans."""
-    parent = os.environ.get("AIAYN_PARENT")
-    if parent and sys.platform == "linux":
+    if parent := os.environ.get("AIAYN_PARENT"):
+        die_with(int(parent))
+
+
+def die_with(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent dies, and it is dead already if it is another one."""
+    if sys.platform == "linux":
         kill_when_parent_dies = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(kill_when_parent_dies, signal.SIGKILL)
-        if os.getppid() != int(parent):
+        if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences
 from aiayn.batching import Batch
-from aiayn.decoding import Decoding, LayerDecoding
+from aiayn.decoding import Decoder, DecoderLayout
 from aiayn.linear import Linear, product, static_rows
 
 # S source tokens, T target tokens of all sentences, packed; B sentences
@@ -92,13 +92,13 @@ class DecoderLayer(nn.Module):
         x = self.after_memory_attention(x, looked_up)
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
 
-    def start(self, memory: Tensor, sentences: Sentences) -> LayerDecoding:
+    def layout(self, *, int8: bool) -> DecoderLayout:
         """The same for one token at a time."""
         norms = (self.after_self_attention.norm, self.after_memory_attention.norm, self.after_feed_forward.norm)
         first, _, second = self.feed_forward
         assert isinstance(first, Linear)
         assert isinstance(second, Linear)
-        return LayerDecoding(self.self_attention, self.memory_attention, (first, second), norms, memory, sentences)
+        return DecoderLayout(self.self_attention, self.memory_attention, (first, second), norms, int8=int8)
 
 
 class Sinusoids(nn.Module):
@@ -244,12 +244,15 @@ class Transformer(nn.Module):
         """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
         return product(hidden, self.embedding.weight)
 
-    def start(self, source: Tensor, source_offsets: Tensor) -> Decoding:
-        """What decodes source (S,), one token at a time; `source_offsets` (B + 1,)."""
-        sentences = self._source(source, source_offsets)
-        memory = self.encode(sentences.fill(source), sentences)
-        layers = [layer.start(memory, sentences) for layer in self.decoder]  # type: ignore[operator]
-        return Decoding(layers, self._embed_at, self.embedding.weight, sentences.mask)
+    def laid_out(self, *, int8: bool = False) -> Decoder:
+        """The decoder for a search, as its weights are now; `int8` is what `fixed_product` makes of it."""
+        assert not self.training, "dropout would be on: call model.eval()"
+        layouts = [layer.layout(int8=int8) for layer in self.decoder]  # type: ignore[operator]
+        return Decoder(layouts, self._memory, self._embed_at, self.embedding.weight, int8=int8)
+
+    def _memory(self, source: Tensor, offsets: Tensor) -> tuple[Tensor, Sentences]:
+        sentences = self._source(source, offsets)
+        return self.encode(sentences.fill(source), sentences), sentences
 
     def _source(self, source: Tensor, offsets: Tensor) -> Sentences:
         sentences = _filled(source, offsets)

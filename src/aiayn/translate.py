@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from aiayn import progress
 from aiayn.dataset import Dataset
-from aiayn.evaluate import search, trained
+from aiayn.evaluate import processes, search, trained
 from aiayn.linear import compute_with
 from aiayn.schema import Config, Decoding
 from aiayn.transformer import Transformer
@@ -25,6 +25,7 @@ def translate(
     decoding: Decoding,
     lines: Iterable[bytes],
     warn: Callable[[str], None],
+    at_once: int = 1,
     done: Callable[[int], None] | None = None,
 ) -> Iterator[str]:
     """One translation for each line, in order; empty for a line without text. Bytes that are no UTF-8 are replaced.
@@ -44,7 +45,8 @@ def translate(
             if len(ids) > limit or beginning != text:
                 warn(f"line {number} has more than {limit} tokens: only its beginning is translated")
             sources.append(ids[:limit] if text.strip() else ids[:0])
-        yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in search(model, sources, decoding, done)])
+        found = search(model, sources, decoding, at_once, done)
+        yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in found])
 
 
 def main(config: Config, source: BinaryIO | None = None) -> None:
@@ -56,7 +58,8 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
         # On a terminal the translations themselves show how far it is
         shown = sys.stdout.isatty()
         done = None if shown else stack.enter_context(progress.counted("translating", None, "lines"))
-        for line in translate(model, dataset, config.decoding, lines, _warn, done):
+        at_once = processes(config.hardware)
+        for line in translate(model, dataset, config.decoding, lines, _warn, at_once, done):
             # Bytes, so that neither the locale nor the platform's line end has a say
             sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")
             sys.stdout.buffer.flush()
