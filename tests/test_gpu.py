@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from runs import equal
 from test_transformer import SIZES
 from torch import Tensor
 
-from aiayn import config
+from aiayn import checkpoint, config
 from aiayn.batching import Batch
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.transformer import Transformer
@@ -78,3 +80,24 @@ def test_a_run_on_the_gpu_ends_with_a_result(toy: list[str], aiayn: Callable[...
     on_gpu = [*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"]
     aiayn("train", *on_gpu)
     assert (config.run_folder(config.compose_row(*on_gpu)) / "result.json").exists()
+
+
+def whole_and_resumed(words: list[str], aiayn: Callable[..., object]) -> tuple[Any, Any, Any]:
+    """The state in the middle of a run, at its end, and at its end once more from the middle."""
+    aiayn("train", *words)
+    folder = config.run_folder(config.compose_row(*words))
+    last, *_, middle = checkpoint.newest(folder / "checkpoints", 100)
+    load = checkpoint.VerifiedCheckpointIO().load_checkpoint
+    states = [load(middle), load(last)]
+    for path in (last, last.with_name(last.name + ".sha256"), folder / "result.json"):
+        path.unlink()
+    aiayn("train", *words)
+    return *states, load(last)
+
+
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(toy: list[str], aiayn: Callable[..., object]) -> None:
+    deterministic = ("hardware.deterministic=true", "training.checkpoint_every=3", "model.dropout=0.1")
+    words = [*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40", *deterministic]
+    middle, end, again = whole_and_resumed(words, aiayn)
+    assert equal(end, again)
+    assert not equal(middle, end)  # control

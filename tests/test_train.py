@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -127,6 +128,26 @@ def test_the_number_of_micro_batches_does_not_change_the_gradient(toy_run, tmp_p
         for tokens in (13, 40):
             # Adam's epsilon is 1e-9: noise of 1e-17 in a gradient that is zero but for rounding moves a weight by 1e-9
             assert float((weight - weights[tokens][name]).abs().max()) < 1e-8, (tokens, name)
+
+
+def test_deterministic_algorithms_are_used_where_asked_for_and_a_cpu_has_the_same_bits_without(
+    toy_run, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # and what Lightning makes of it is forgotten
+    step, seen = LightningTransformer.training_step, []
+
+    def watched(self, batch, index):
+        seen.append((torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")))
+        return step(self, batch, index)
+
+    monkeypatch.setattr(LightningTransformer, "training_step", watched)
+    states = []
+    for asked in (True, False):
+        hardware = dataclasses.replace(toy_run.hardware, deterministic=asked)
+        run = dataclasses.replace(toy_run, hardware=hardware)
+        states.append(final_state(trained(run, tmp_path / str(asked))))
+    assert seen == [(True, ":4096:8")] * 6 + [(False, ":4096:8")] * 6
+    assert equal(*states)
 
 
 def test_other_ranks_than_the_run_has_devices_are_refused(toy_run, tmp_path, monkeypatch):

@@ -123,6 +123,7 @@ class Hardware:
     tokens_per_micro_batch: int = _number(1)
     threads: int = _number(1, 4096)
     compile: bool = MISSING
+    deterministic: bool = MISSING
 
 
 @dataclass
@@ -224,7 +225,7 @@ HARMLESS = frozenset(
         "decoding.tokens_per_batch",
         "data.source",  # only where the archives lie: which they are is known by their SHA-256
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
-        "hardware.compile",
+        *("hardware.compile", "hardware.deterministic"),
         "hardware.tokens_per_micro_batch",
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
         *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "seconds", "output")),

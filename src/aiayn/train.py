@@ -125,8 +125,12 @@ def fit(
     Every rank holds the whole model, and FSDP would only add traffic: with gradient and moments big's 213 M weights
     take 3.5 GB of a GPU's 80.
     """
+    deterministic = run.hardware.deterministic
+    # Else it would write to all memory before it is used
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if run.hardware.compile:
-        module.transformer.fuse()
+        # Else each process would choose its kernels by how fast they are at that moment
+        module.transformer.fuse(options={"deterministic": deterministic})
     training, start = run.training, module.updates_done
     pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
     backend = "gloo" if run.hardware.accelerator == "cpu" else "nccl"
@@ -139,6 +143,7 @@ def fit(
         devices=here,
         num_nodes=ranks // here,
         strategy=ddp if ranks > 1 else "auto",
+        deterministic=deterministic,
         precision=run.hardware.precision,  # type: ignore[arg-type]
         max_steps=training.max_steps - start,
         max_epochs=-1,
