@@ -114,7 +114,7 @@ def test_evaluating_the_mean_equals_evaluating_averaged_weights(run, capsys):
 
 
 def test_more_checkpoints_than_there_are_is_an_error_that_says_so(run):
-    with pytest.raises(config.ConfigError, match=r"average=4: .* keeps only 3; see training.keep_checkpoints"):
+    with pytest.raises(config.ConfigError, match=r"average=4: .* keeps only 3; train with training.keep_checkpoints=4"):
         evaluate.trained(dataclasses.replace(run, average=4))
 
 

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from runs import cores
 
 from aiayn import config, devices, jobs, launcher, schema, storage
+from aiayn.corpus import DataError
 from aiayn.results import read_runs, table
+from aiayn.signals import Interrupted
 
 
 class Worker:
@@ -133,6 +135,43 @@ def test_finished_runs_are_not_started_again(runs, started, result_of):
         storage.write_json(config.run_folder(run) / "result.json", result_of(run))
     assert launcher.Sweep(runs, cores(2), 60).work_through() == jobs.DONE
     assert {run.experiment for run, _ in started()} == set(schema.ROWS[17:])
+
+
+def test_each_corpus_of_unfinished_runs_is_prepared_once_before_any_worker(runs, result_of, monkeypatch, capsys):
+    names = ("one", "two", "two", "three")
+    mixed = [
+        dataclasses.replace(run, data=dataclasses.replace(run.data, name=name))
+        for run, name in zip(runs, names, strict=False)
+    ]
+    storage.write_json(config.run_folder(mixed[3]) / "result.json", result_of(mixed[3]))
+    prepared, bad = [], {"two"}
+
+    def prepare_one(run, tell):
+        prepared.append(run.data.name)
+        tell("reading")
+        if run.data.name in bad:
+            raise DataError(f"{run.data.name} is damaged")
+
+    monkeypatch.setattr(launcher.prepare, "prepare", prepare_one)
+    launcher.prepare_once(mixed)
+    assert prepared == ["one", "two"]
+    assert "two is damaged" in capsys.readouterr().out
+    bad.add("one")
+    with pytest.raises(DataError, match="two is damaged"):  # nothing is left to train on
+        launcher.prepare_once(mixed)
+    bad.clear()
+    monkeypatch.setattr(launcher.prepare, "prepare", lambda run, tell: os.kill(os.getpid(), signal.SIGTERM) or tell(""))
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        launcher.prepare_once(mixed)
+
+
+@pytest.mark.parametrize("name", ["wmt14_en_de", "wmt14_en_fr"])
+def test_a_sweep_takes_a_corpus_that_is_to_be_downloaded(aiayn, tmp_path, name):
+    """As far as the first archive that is not there; without `data.source` it would ask for it."""
+    (tmp_path / "archives").mkdir()
+    words = (f"data={name}", f"data.source={tmp_path}/archives", f"prepared={tmp_path}/prepared", f"output={tmp_path}")
+    printed = aiayn("train", "-m", "experiment=base,a_h1", *words, code=2).stderr
+    assert printed.startswith(f"aiayn: data.source={tmp_path}/archives: holds no training-parallel-europarl-v7.tgz")
 
 
 class Timer(Worker):

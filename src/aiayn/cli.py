@@ -59,7 +59,7 @@ EXAMPLES = {
         ),
         (
             "aiayn evaluate experiment=big split=test average=20",
-            "the same of a run that kept them: train with training.keep_checkpoints=20",
+            "the same of the big row, which keeps twenty",
         ),
     ],
     "translate": [("aiayn translate experiment=base < in.txt > out.txt", "with the run in runs/tiny-mini/base/seed1")],
@@ -200,8 +200,11 @@ def one_line_errors() -> Iterator[None]:
 def explained(error: Exception) -> tuple[int, str]:
     """The exit code and the line for an error that a user can cause; any other error goes on as it is."""
     from aiayn.corpus import DataError
+    from aiayn.signals import Interrupted
     from aiayn.storage import StorageError
 
+    if isinstance(error, Interrupted):
+        return 75, str(error)
     if isinstance(error, DataError):
         return 4, str(error)
     if isinstance(error, StorageError):

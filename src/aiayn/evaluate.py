@@ -127,7 +127,9 @@ def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
             f"experiment={config.experiment}: nothing is trained in {folder}; train it with the same words"
         )
     if len(paths) < config.average:
-        raise ConfigError(f"average={config.average}: {folder} keeps only {len(paths)}; see training.keep_checkpoints")
+        raise ConfigError(
+            f"average={config.average}: {folder} keeps only {len(paths)}; train with training.keep_checkpoints={config.average}"
+        )
     dataset = prepare(config, lambda message: None)
     jobs.check_data(folder, dataset.sha256)
     model = build(config, dataset.tokenizer.vocab_size)

@@ -15,7 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from aiayn import config, devices, flops, jobs, progress, report, results, signals
+from aiayn import config, devices, flops, jobs, prepare, progress, report, results, signals
+from aiayn.corpus import DataError
 from aiayn.schema import Config, ConfigError
 from aiayn.storage import InUse, StorageError
 
@@ -47,6 +48,30 @@ def shared(runs: list[Config], most: int, available: int) -> list[Config]:
     return [
         dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=count)) for run, count in shares
     ]
+
+
+def prepare_once(runs: list[Config]) -> None:
+    """Prepares what the unfinished runs learn from, so that no worker of them waits for another one's download.
+
+    Raises what stopped it where no corpus could be prepared. One that could not among others is left to its own rows,
+    which fail by themselves.
+    """
+    corpora = {prepare.folder(run): run for run in runs if not jobs.is_finished(run)}
+    failures: list[Exception] = []
+    with signals.StopFlag() as stop, progress.stages("prepare") as tell:
+
+        def heeding(message: str) -> None:
+            tell(message)
+            stop.heed()
+
+        for run in corpora.values():
+            try:
+                prepare.prepare(run, heeding)
+            except (DataError, StorageError, ValueError) as error:
+                failures.append(error)
+                tell(str(error))
+    if failures and len(failures) == len(corpora):
+        raise failures[-1]
 
 
 class Sweep:

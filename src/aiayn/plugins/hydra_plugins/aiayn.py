@@ -60,8 +60,9 @@ class SideBySide(Launcher):
         with cli.one_line_errors():
             runs = [config.convert(point) for point in composed]
             for run in runs:
-                prepare.sources(run.data)
+                prepare.check(run)
             names = devices.names(runs[0].hardware, self.devices)
+            launcher.prepare_once(runs)
             sweep = launcher.Sweep(runs, names, 60 * self.patience, self.most)
         code = sweep.work_through()
         if code != jobs.DONE:
