@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import hydra._internal.utils
 import pytest
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
@@ -253,3 +254,24 @@ def test_only_train_sweeps(command, tmp_path, monkeypatch):
         code, line = run_main(command, *sweep)
         assert code == 2
         assert "only train sweeps" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("scale=smoke -m seed=1,2", "-m scale=smoke seed=1,2"),
+        ("seed=1 -cn table3 scale=smoke --resolve", "-cn table3 --resolve seed=1 scale=smoke"),
+        ("--config-name=table3 a=1 --cfg job", "--config-name=table3 --cfg job a=1"),
+        ("a=1 -cn", "-cn a=1"),
+        ("", ""),
+    ],
+)
+def test_flags_may_stand_anywhere(words, expected):
+    assert cli.flags_first(words.split()) == expected.split()
+
+
+def test_a_flag_between_two_words_is_understood(aiayn):
+    words = ("seed=7", "--cfg", "job", "experiment=a_h1")
+    assert "seed: 7" in aiayn("train", *words).stdout
+    with pytest.raises(SystemExit):  # control: argparse alone does not
+        hydra._internal.utils.get_args_parser().parse_args(words)

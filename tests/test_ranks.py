@@ -151,19 +151,19 @@ def test_in_a_sweep_over_four_devices_the_longest_row_has_three_and_is_what_it_i
 
 
 @pytest.mark.slow
-def test_two_nodes_by_torchrun_give_the_bits_of_two_ranks_on_one(toy_run, tmp_path):
+def test_two_nodes_by_torchrun_give_the_bits_of_two_ranks_on_one(toy, tmp_path):
     """Each node is a torchrun of its own, which knows the other by an address alone; the folder is on a shared disk."""
-    alone = on(2, dataclasses.replace(toy_run, output=str(tmp_path / "alone")))
+    words = [*toy, "hardware.devices=2", "hardware.precision=64-true"]
+    alone, nodes_run = (config.compose_row(*words, f"output={tmp_path}/{name}") for name in ("alone", "nodes"))
     assert jobs.run_here(alone) == jobs.DONE
-    folder = tmp_path / "nodes"
-    storage.write_text(folder / "config.yaml", config.to_yaml(on(2, toy_run)))
+    folder = config.run_folder(nodes_run)
     with ExitStack() as held:
         meet = f"--rdzv-endpoint=127.0.0.1:{devices.port(held)}"
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", meet]
         command += ["--rdzv-backend=c10d", "--rdzv-id=aiayn"]
         nodes = [
             subprocess.Popen(
-                [*command, f"--node-rank={rank}", "-m", "aiayn.worker", str(folder)],
+                [*command, f"--node-rank={rank}", "-m", "aiayn", "train", *words, f"output={tmp_path}/nodes"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

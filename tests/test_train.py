@@ -98,11 +98,12 @@ def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_pa
         else:
             aiayn("train", *words)
         states.append(final_state(config.run_folder(run)))
-    by_torchrun = tmp_path / "torchrun"
-    storage.write_text(by_torchrun / "config.yaml", config.to_yaml(run))
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "aiayn.worker"]
-    subprocess.run([*ranks, by_torchrun], check=True, capture_output=True)
-    assert equal(final_state(by_torchrun), states[1])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words[-1] = f"output={tmp_path}/torchrun"
+    subprocess.run([*torchrun, "-m", "aiayn", "train", *words], check=True, capture_output=True)
+    by_torchrun = config.compose_row(*words)
+    assert equal(final_state(config.run_folder(by_torchrun)), states[1])
+    assert jobs.is_finished(by_torchrun)
     one, two = (state["state_dict"] for state in states)
     assert len(one) > 10
     for name, weight in one.items():

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 
 import hydra
@@ -109,6 +110,7 @@ EXAMPLES = {
     ],
 }
 FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")
+ALONE = ("-m", "--multirun", "--resolve")  # flags without a value
 # A name, several, or what a sweep makes of all names; never a path, which would lead to a file of somebody else's
 FILE = re.compile(r"[^/\\]*")
 GROUPS = ("experiment", "data", "scale", "fidelity", "hardware", "hydra/launcher")
@@ -138,10 +140,23 @@ def main() -> None:
     sys.path.append(str(Path(__file__).with_name("plugins")))
     # Hydra prints its own errors over many lines and exits with 1, unless it is told not to catch them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv = [f"aiayn {command}", *rest]
+    sys.argv = [f"aiayn {command}", *flags_first(rest)]
     start = hydra.main(version_base="1.3", config_path="pkg://aiayn.conf", config_name="config")
     with one_line_errors():
         start(task(command))()
+
+
+def flags_first(words: list[str]) -> list[str]:
+    """The words with the flags and their values before the others: argparse takes no words on both sides of a flag."""
+    flags, others, rest = list[str](), list[str](), iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            others.append(word)
+            continue
+        flags.append(word)
+        if word in FLAGS and word not in ALONE:
+            flags += islice(rest, 1)
+    return flags + others
 
 
 def refuse_foreign(words: list[str]) -> None:
@@ -169,7 +184,10 @@ def task(command: str) -> Callable[[DictConfig], int]:
             with one_line_errors():  # Hydra prints the overrides above an error that comes through it
                 converted = config.convert(composed)
                 if command == "train":
-                    from aiayn import jobs
+                    from aiayn import jobs, worker
+
+                    if "RANK" in os.environ:
+                        worker.leave(worker.as_rank(converted))
 
                     sys.exit(jobs.run_here(converted))
                 import_module(f"aiayn.{MODULES.get(command, command)}").main(converted)

@@ -128,7 +128,8 @@ def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
         )
     if len(paths) < config.average:
         raise ConfigError(
-            f"average={config.average}: {folder} keeps only {len(paths)}; train with training.keep_checkpoints={config.average}"
+            f"average={config.average}: {folder} keeps only {len(paths)};"
+            f" train with training.keep_checkpoints={config.average}"
         )
     dataset = prepare(config, lambda message: None)
     jobs.check_data(folder, dataset.sha256)

@@ -258,14 +258,17 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", message=".*srun.*command is available")
 
 
-def main(folder: Path) -> int:
-    """Trains the run of a folder and returns the exit code; what went wrong is one line and `failure.json`."""
+def main(folder: Path, run: Config | None = None) -> int:
+    """Trains the run of a folder and returns the exit code; what went wrong is one line and `failure.json`.
+
+    The run is the folder's own, which may not be written yet where it is given.
+    """
     quieten()
     try:
         rank = os.environ.get("RANK", "0")
         # Rank 0 of several takes the same lock as a worker that is alone: there is one run to a folder
         with storage.lock(folder / (".lock" if rank == "0" else f".lock{rank}"), wait=False):
-            train(config.read(folder / "config.yaml"), folder)
+            train(run or config.read(folder / "config.yaml"), folder)
     except Interrupted as error:
         print(error, flush=True)
         return jobs.INTERRUPTED

@@ -1,11 +1,16 @@
-"""A worker process, one a device: `python -m aiayn.worker <run folder>`; bound to its parent before anything slow."""
+"""A worker process, one a device: `python -m aiayn.worker <run folder>`; bound to its parent before anything slow.
+
+Or one that torchrun has started with the words of `aiayn train`.
+"""
 
 import faulthandler
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from aiayn import signals
+from aiayn.schema import Config
 
 
 def main(folder: Path) -> int:
@@ -17,8 +22,32 @@ def main(folder: Path) -> int:
     return train.main(folder)
 
 
-if __name__ == "__main__":
-    ended = main(Path(sys.argv[1]))
+def as_rank(run: Config) -> int:
+    """Trains as one of torchrun's ranks, which were all given the same words; returns the exit code."""
+    from aiayn import config, jobs, storage, train
+
+    jobs.check(run)
+    folder = config.run_folder(run)
+    if jobs.is_finished(run):
+        print(f"{folder} is finished: nothing to do; delete it to train again")
+        return jobs.DONE
+    if os.environ["RANK"] != "0":
+        return train.main(folder, run)
+    with jobs.claim(run):
+        storage.remove(folder / "failure.json")
+        storage.write_text(folder / "config.yaml", config.to_yaml(run))
+        code = train.main(folder, run)
+    if code not in (jobs.DONE, jobs.INTERRUPTED):
+        print(f"aiayn: {jobs.failure(folder)['cause']}", file=sys.stderr)
+    return code
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process at once: W&B's own cleaning up at exit would wait for a service that may never answer."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(ended)  # W&B's own cleaning up at exit would wait for a service that may never answer
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main(Path(sys.argv[1])))

@@ -1,5 +1,6 @@
 """How Hydra's multirun becomes worker processes. Hydra takes plugins only from packages named `hydra_plugins`."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,8 @@ class SideBySide(Launcher):
 
         if self.command != "train":
             cli.fail(f"{self.command} takes one run: only train sweeps, with -m or a sweep file")
+        if "RANK" in os.environ:
+            cli.fail("torchrun's ranks share one run: give it one, without -m and -cn")
         for key, value, nought in (("devices", self.devices, "all"), ("most", self.most, "what aiayn plan gives it")):
             if not isinstance(value, int) or value < 0:
                 cli.fail(f"hydra.launcher.{key}={value}: must be a whole number, 0 for {nought}")
