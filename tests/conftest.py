@@ -113,7 +113,7 @@ def result_of() -> Callable[[config.Config], dict[str, Any]]:
 
     def made_up(run: config.Config) -> dict[str, Any]:
         dev = {"ppl": 2.0, "bits_per_character": 1.0, "bleu": {"paper": 3.0, "sacrebleu": 5.0, "intl": 7.0}}
-        names = {"experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "data": run.data.name}
+        names = {"experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "data": config.setting(run)}
         counts = {"params": 11, "params_at_40960_rows": 13, "steps": 17, "train_seconds": 19.0}
         return {"schema": 1, "status": "finished", "config": dataclasses.asdict(run), "dev": dev, **names, **counts}
 

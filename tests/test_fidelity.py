@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aiayn import config, evaluate, schema, storage, train
+from aiayn import config, evaluate, material, plan, results, schema, storage, train
 from aiayn.batching import Batch
 from aiayn.transformer import Transformer, sinusoids, sinusoids_in_halves
 
@@ -168,3 +168,21 @@ def test_every_difference_makes_another_run_with_a_folder_of_its_own() -> None:
     assert all(schema.meaning(run) != schema.meaning(plain) for run in runs)
     whole = config.compose_row(*(f"fidelity.{difference}" for difference in DIFFERENCES))
     assert dataclasses.replace(whole.fidelity, name="released_code") == runs[-1].fidelity  # these four and no other
+
+
+def test_the_released_code_has_twenty_rows_and_a_table_of_its_own(result_of, tmp_path) -> None:
+    run = config.compose_row("fidelity=released_code", f"output={tmp_path}")
+    planned = plan.rows(run)
+    assert [row.experiment for row in planned] == list(schema.ROWS)
+    assert all(row.fidelity == run.fidelity for row in planned)
+    assert {config.run_folder(row).parent.parent.name for row in planned} == {"tiny.released_code-mini"}
+    assert not any(map(config.variation, planned))
+    assert plan.rows(config.compose_row("fidelity.zero_start=true")) != planned  # control: a variation is planned alone
+    for row in planned[:3]:
+        storage.write_json(config.run_folder(row) / "result.json", result_of(row))
+    runs = results.read_runs(config.sweep_folder(run))
+    made = {name: results.table(config.rows(name), runs, run.scale, "") for name in ("released_code", "paper")}
+    assert [line.name for line in made["released_code"].lines if line.finished] == list(schema.ROWS[:3])
+    assert not any(line.finished for line in made["paper"].lines)  # control
+    assert material.gather(run).table.data == "tiny.released_code"
+    assert results.comparable(config.rows()["base"].scale, "wmt14_en_de.released_code")

@@ -77,14 +77,14 @@ def compose_row(*overrides: str) -> Config:
 
 
 @cache
-def rows() -> dict[str, Config]:
+def rows(fidelity: str = "paper") -> dict[str, Config]:
     """The 20 rows at the paper's own scale, in the paper's order."""
-    base = compose_row("scale=paper")
+    base = compose_row("scale=paper", f"fidelity={fidelity}")
     return {name: checked(_row(name, base)) for name in ROWS}
 
 
 def row(name: str, like: Config) -> Config:
-    """The row as it stands, scaled, with data, scale and hardware as in `like`; ConfigError where that makes no run."""
+    """The row as it stands, scaled; data, scale, hardware and fidelity as in `like`. ConfigError if it is none."""
     return checked(scaled(_row(name, like)))
 
 
@@ -124,12 +124,17 @@ def run_folder(config: Config) -> Path:
 
 def sweep_folder(config: Config) -> Path:
     """`<output>/<data>-<scale>`: where all rows of one table lie."""
-    return Path(config.output) / f"{corpus_name(config)}-{config.scale.name}"
+    return Path(config.output) / f"{setting(config)}-{config.scale.name}"
 
 
 def corpus_name(config: Config) -> str:
     """`data.name`, and the tokenizer behind it where it is the paper's: perplexities of two are never in one table."""
     return config.data.name + (".paper" if config.tokenizer == "paper" else "")
+
+
+def setting(config: Config) -> str:
+    """The corpus's name, and the fidelity behind it where it is not the paper's: that is another table, too."""
+    return corpus_name(config) + ("" if config.fidelity.name == "paper" else f".{config.fidelity.name}")
 
 
 def variation(config: Config) -> str:
@@ -165,14 +170,15 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _row(name: str, like: Config) -> Config:
-    """The row as `conf/config.yaml` and its own file have it, unscaled; data, scale and hardware as in `like`."""
-    return dataclasses.replace(like, experiment=name, **_own_sections(name))
+    """The row as the files have it, unscaled; data, scale and hardware as in `like`, and fidelity by its name."""
+    return dataclasses.replace(like, experiment=name, **_own_sections(name, like.fidelity.name))
 
 
 @cache
-def _own_sections(name: str) -> dict[str, Any]:
-    fidelity = {"fidelity": _read_folder("conf", "fidelity")["paper"]}
-    parts = (_read_folder("conf")["config"], fidelity, _read_folder("experiments")[name])
+def _own_sections(name: str, fidelity: str) -> dict[str, Any]:
+    known = _read_folder("conf", "fidelity")
+    chosen = {"fidelity": known.get(fidelity, known["paper"])}
+    parts = (_read_folder("conf")["config"], chosen, _read_folder("experiments")[name])
     whole = cast(DictConfig, OmegaConf.merge(*parts))
     own = OmegaConf.masked_copy(whole, ["model", "training", "decoding", "paper", "fidelity"])
     typed = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), own))

@@ -73,7 +73,7 @@ def main(run: Config) -> None:
 
 def name(run: Config) -> str:
     """The workspace's name: scale and data are never left out."""
-    return f"Table 3 at scale {run.scale.name} on {config.corpus_name(run)}"
+    return f"Table 3 at scale {run.scale.name} on {config.setting(run)}"
 
 
 def described(run: Config) -> list[str]:

@@ -30,7 +30,7 @@ class Material:
 def gather(run: Config) -> Material:
     """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out."""
     folder = config.sweep_folder(run)
-    table = results.table(config.rows(), results.read_runs(folder), run.scale, run.data.name)
+    table = results.table(config.rows(run.fidelity.name), results.read_runs(folder), run.scale, config.setting(run))
     named = [(line.name, found) for line in table.lines for found in line.runs]
     read = {
         (row, found.seed): curves.read(folder / row / f"seed{found.seed}")
@@ -38,7 +38,7 @@ def gather(run: Config) -> Material:
     }
     sources, references, translations, missing = [], [], {}, ""
     try:
-        dataset = Dataset.open(Path(run.prepared) / run.data.name)
+        dataset = Dataset.open(Path(run.prepared) / config.corpus_name(run))
         sources, references = dataset.texts("dev", "source"), dataset.texts("dev", "target")
         for row, found in named:
             lines = _translations(folder / row / f"seed{found.seed}")

@@ -63,7 +63,7 @@ class Row:
 
 
 def rows(run: Config) -> list[Config]:
-    """The 20 rows with the data, scale and hardware of `run`; only `run` itself when it has overrides of its own."""
+    """The 20 rows with data, scale, hardware and fidelity of `run`; only `run` when it has overrides of its own."""
     if config.variation(run):
         return [run]
     return [config.row(name, run) for name in ROWS]
@@ -256,7 +256,7 @@ def text(planned: list[Row], turns: list[Turn[Row]], corpus: Corpus, available: 
         "  ".join(cell.rjust(width) if number else cell.ljust(width) for number, (cell, width) in enumerate(pairs))
         for pairs in (list(zip(line, widths, strict=True)) for line in [head, *lines])
     ]
-    data = config.corpus_name(run)
+    data = config.setting(run)
     known = "of the prepared corpus" if corpus.vocab_size else "assumed"
     epochs = f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of base" if corpus.target_tokens else ""
     free = free_bytes(Path(run.output)) / GIGA

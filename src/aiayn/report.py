@@ -78,7 +78,7 @@ def caption(table: Table) -> str:
 
 
 def _vocabulary(table: Table) -> str:
-    if table.data.endswith(".paper"):
+    if table.data.removesuffix(".released_code").endswith(".paper"):
         return "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
     return "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
 

@@ -21,7 +21,7 @@ LOG = "worker.log"
 Status = Literal["finished", "failed", "half-done", "missing"]
 
 # The data of Table 3: on other text, or at another scale, a difference from the paper's numbers says nothing.
-PAPER_DATA = ("wmt14_en_de", "wmt14_en_de.paper")
+PAPER_DATA = tuple(f"wmt14_en_de{tokens}{code}" for tokens in ("", ".paper") for code in ("", ".released_code"))
 # The columns that say what a row is: (the paper's symbol, section of the config, field).
 DEFINITION = (
     ("N", "model", "num_layers"),

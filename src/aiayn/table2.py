@@ -65,7 +65,7 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
     table = ["  ".join(_aligned(row, widths)).rstrip() for row in cells]
     every = run.training.checkpoint_every
     return [
-        f"Table 2 at scale {run.scale.name} on {config.corpus_name(run)}, seed {run.seed}{conditions}",
+        f"Table 2 at scale {run.scale.name} on {config.setting(run)}, seed {run.seed}{conditions}",
         *table,
         "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Means of the last 5 (base) and 20 (big) checkpoints,"
         f" one each {every:,} updates; the paper's lay 10 minutes apart, about 1,400 updates of base.",

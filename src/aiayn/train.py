@@ -207,7 +207,7 @@ def finish(
         "experiment": run.experiment + config.variation(run),
         "seed": run.seed,
         "scale": run.scale.name,
-        "data": config.corpus_name(run),
+        "data": config.setting(run),
         "config": dataclasses.asdict(run),
         "status": "finished",
         "params": parameters(run, dataset.tokenizer.vocab_size),

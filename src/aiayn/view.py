@@ -35,7 +35,7 @@ def dev_row(figures: dict[str, Any]) -> dict[str, float]:
 
 def group(run: Config) -> str:
     """The W&B group of all runs of one table."""
-    return f"{config.corpus_name(run)}-{run.scale.name}"
+    return f"{config.setting(run)}-{run.scale.name}"
 
 
 def samples(*sides: list[str]) -> list[list[str]]:
@@ -113,7 +113,7 @@ class View:
             name=f"{row} seed {run.seed}",
             group=group(run),
             job_type="train",
-            tags=sorted({run.experiment, row_group(run.experiment), run.scale.name, config.corpus_name(run)}),
+            tags=sorted({run.experiment, row_group(run.experiment), run.scale.name, config.setting(run)}),
             config=dataclasses.asdict(run) | {ROW_GROUP: row_group(run.experiment)},
             resume="allow",
             settings=wandb.Settings(init_timeout=60, console="off"),
