@@ -275,3 +275,10 @@ def test_a_flag_between_two_words_is_understood(aiayn):
     assert "seed: 7" in aiayn("train", *words).stdout
     with pytest.raises(SystemExit):  # control: argparse alone does not
         hydra._internal.utils.get_args_parser().parse_args(words)
+
+
+def test_a_reader_that_has_had_enough_is_no_error(tmp_path):
+    command = f"{sys.executable} -m aiayn table | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.startswith("Table 3 at scale mini")
+    assert done.stderr == ""

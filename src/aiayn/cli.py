@@ -208,6 +208,9 @@ def one_line_errors() -> Iterator[None]:
     """Turns an error that a user can cause into one line and an exit code; any other goes on as it is."""
     try:
         yield
+    except BrokenPipeError:  # whoever read the output has had enough: nothing is wrong, and Python is not to say so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         code, line = explained(error)
         fail(line, code)

@@ -86,10 +86,12 @@ def length(turns: Sequence[Turn[Run]]) -> float:
 def names(hardware: Hardware, limit: int = 0) -> list[str]:
     """The devices that this machine has for runs of this kind, or `limit` of them: GPUs by UUID, groups of cores.
 
-    Raises ConfigError for a limit beyond the GPUs that there are; cores may be shared.
+    Raises ConfigError where there is no GPU, or for a limit beyond those that there are; cores may be shared.
     """
     if hardware.accelerator == "gpu":
         found = gpus()
+        if not found:
+            raise ConfigError(f"hardware={hardware.name}: torch sees no GPU here; give hardware=cpu")
         if limit > len(found):
             raise ConfigError(f"hydra.launcher.devices={limit}: must be at most {len(found)}, the GPUs that torch sees")
         return found[: limit or None]
