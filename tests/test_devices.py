@@ -79,15 +79,12 @@ def test_a_cpu_has_as_many_devices_as_their_threads_fit_the_cores_and_a_limit_ma
 
 def test_gpus_are_those_that_there_are_and_a_limit_or_a_run_beyond_them_is_refused(hardware, monkeypatch) -> None:
     assert devices.gpus() == [] or all(name.startswith("GPU-") for name in devices.gpus())
+    monkeypatch.setattr(devices, "gpus", list)
+    with pytest.raises(config.ConfigError, match="hardware=gpu: torch sees no GPU here"):
+        devices.names(hardware["gpu"])
     monkeypatch.setattr(devices, "gpus", lambda: ["GPU-a", "GPU-b", "GPU-c"])
     assert devices.names(hardware["gpu"]) == ["GPU-a", "GPU-b", "GPU-c"]
     assert devices.names(hardware["gpu"], 2) == ["GPU-a", "GPU-b"]
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(config.ConfigError, match="hardware=gpu: torch sees no GPU here"),
-    ):
-        patch.setattr(devices, "gpus", list)
-        devices.names(hardware["gpu"])
     with pytest.raises(config.ConfigError, match=r"hydra\.launcher\.devices=4: must be at most 3, the GPUs"):
         devices.names(hardware["gpu"], 4)
     wide = dataclasses.replace(hardware["gpu"], devices=4)
