@@ -55,12 +55,16 @@ class MosesBpe:
         return [np.array([self._ids.get(piece, UNK) for piece in pieces], np.int32) for pieces in cut]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047."""
+        """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047.
+
+        Ids that are no piece are silent too: a model may have more embedding rows than there are pieces.
+        """
         detokenizer = _detokenizer(self._languages["target"])
         return [detokenizer.detokenize(self._words(sentence)) for sentence in ids]
 
     def _words(self, ids: Sequence[int]) -> list[str]:
-        pieces = ("\u2047" if token == UNK else self.pieces[token] for token in ids if token == UNK or token > 3)
+        known = (token for token in ids if token == UNK or len(SPECIAL) <= token < self.vocab_size)
+        pieces = ("\u2047" if token == UNK else self.pieces[token] for token in known)
         return " ".join(pieces).replace(f"{_CUT} ", "").removesuffix(_CUT).split()
 
 
