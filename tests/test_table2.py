@@ -71,7 +71,9 @@ def test_evaluating_base_and_big_as_the_paper_does_prints_table_2(trained, capsy
     assert last.startswith("smoke on digits, en-de, seed 1 (not the paper's conditions)\n")
     assert cells(first.splitlines()[4])[:5] == ["28.4", "–", "–", "–", "2.30e19"]  # not evaluated by then
     for line, (name, folder) in zip(last.splitlines()[3:5], rows.items(), strict=True):
-        figures = json.loads((folder / f"evaluation-{table2.evaluation(name)}.json").read_text())["bleu"]
+        evaluation = json.loads((folder / f"evaluation-{table2.evaluation(name)}.json").read_text())
+        figures = evaluation["bleu"]
+        assert evaluation["signatures"]["paper"].endswith("-de-compounds")  # scored in the target language
         result = json.loads((folder / "result.json").read_text())
         by_time = result["train_seconds"] * flops.CORE.peak * 1e12
         assert cells(line) == [

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from aiayn.tokenizer import UNK, Tokenizer, forget_rarest
 
 # Paper: "about 37000 tokens" are 32K merges and the characters of the released code's corpus
 MERGES = 32_000
+MAX_LETTERS = 5_000_000
+"""Letters of the words that merges are learned from, the most frequent words first: some 300 000 of them."""
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # by their ids; Moses escapes the angle brackets of text
 _CUT = "@@"
 _PAIRS_AT_ONCE = 16_384
@@ -86,9 +88,13 @@ def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> Non
         forget_rarest(words)
     # In an order of our own: subword-nmt breaks ties by it
     counts = sorted(words.items(), key=lambda word: (-word[1], word[0]))
+    del words
+    # subword-nmt's tables take 150 bytes a letter and its time grows with them
+    letters = accumulate(len(word) for word, _ in counts)
+    frequent = [word for word, total in zip(counts, letters, strict=True) if total <= MAX_LETTERS]
     written = io.StringIO(newline="\n")
-    if any(len(word) > 1 for word in words):
-        text = io.StringIO("".join(f"{word} {count}\n" for word, count in counts), newline="\n")
+    if any(len(word) > 1 for word, _ in frequent):
+        text = io.StringIO("".join(f"{word} {count}\n" for word, count in frequent), newline="\n")
         with contextlib.redirect_stderr(io.StringIO()):  # its progress
             learn_bpe(text, written, MERGES, is_dict=True)
     merges = written.getvalue().split("\n")[1:-1]
