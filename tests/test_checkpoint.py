@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,46 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path):
 def test_the_average_is_the_mean(tmp_path):
     paths = [save(tmp_path, step) for step in (2, 3, 7)]
     assert torch.equal(checkpoint.average(paths)["transformer.w"], torch.full((2, 3), 4.0))
+
+
+def of_all_at_once(paths: list[Path]) -> dict[str, torch.Tensor]:
+    """The mean by its definition, with every state in memory."""
+    states = [IO.load_checkpoint(path)["state_dict"] for path in paths]
+    return {
+        name: (sum(state[name].double() for state in states) / len(states)).to(first.dtype)
+        for name, first in states[0].items()
+    }
+
+
+def test_averaging_holds_one_checkpoint_however_many_there_are(tmp_path, monkeypatch):
+    paths, kinds = [], {"half": torch.bfloat16, "single": torch.float32, "double": torch.float64}
+    for step in range(1, 8):
+        torch.manual_seed(step)
+        weights = {name: torch.randn(5, 3, dtype=kind) for name, kind in kinds.items()}
+        weights["tied"] = weights["double"].view(3, 5)  # in one memory
+        paths.append(checkpoint.path_of(tmp_path, step))
+        IO.save_checkpoint({"state_dict": weights}, paths[-1])
+    expected = of_all_at_once(paths)
+    alive: list[weakref.ref] = []
+    most = 0
+    load = checkpoint.VerifiedCheckpointIO.load_checkpoint
+
+    def counted(self, path):
+        nonlocal most
+        most = max(most, sum(weight() is not None for weight in alive))
+        loaded = load(self, path)
+        alive.extend(weakref.ref(weight) for weight in loaded["state_dict"].values())
+        return loaded
+
+    monkeypatch.setattr(checkpoint.VerifiedCheckpointIO, "load_checkpoint", counted)
+    found = checkpoint.average(paths)
+    assert found.keys() == expected.keys()
+    assert all(found[name].dtype == expected[name].dtype for name in expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    # In float64 the sum of the first is the first; whatever else was read is gone when the next is read
+    assert most <= 2
+    of_all_at_once(paths)  # control
+    assert most == 4 * (len(paths) - 1)
 
 
 def test_the_hash_is_of_what_was_meant_and_not_of_what_the_disk_made_of_it(tmp_path, monkeypatch):

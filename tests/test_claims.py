@@ -59,7 +59,7 @@ def counts_like(scores: Mapping[str, float], sentences: int = 211) -> dict[tuple
             for line, lots in zip(references, drawn, strict=True)
         ]
         for seed in (1, 2, 3):
-            found[row, seed] = paper_counts(kept, references)
+            found[row, seed] = paper_counts(kept, references, "de")
     return found
 
 
@@ -183,7 +183,7 @@ def test_the_paired_bootstrap_agrees_with_sacrebleus_paired_test() -> None:
         row: [" ".join(word for word in line.split() if random.random() < kept) for line in references]
         for row, kept in (("a_h1", 0.90), ("base", 0.92))
     }
-    counts = {(row, 1): paper_counts(lines, references) for row, lines in sides.items()}
+    counts = {(row, 1): paper_counts(lines, references, "de") for row, lines in sides.items()}
     found = next(f for f in claims.check(like_the_paper(1), counts) if f.hypothesis == HYPOTHESES[0])
     metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     differences = []
@@ -202,9 +202,9 @@ def test_the_paired_bootstrap_agrees_with_sacrebleus_paired_test() -> None:
 def test_counts_add_up_to_the_bleu_of_the_table() -> None:
     references = ["Das ist ein Rich-Text-Format, nicht wahr?", "Es regnet in Berlin-Mitte, z.B. heute."]
     hypotheses = ["Das ist ein Rich-Text-Format.", "Es regnet in Berlin-Mitte heute."]
-    counts = paper_counts(hypotheses, references)
-    assert claims.bleu_of_counts(counts.sum(0)) == bleu(hypotheses, references).bleu["paper"]
-    assert claims.bleu_of_counts(counts[:1].sum(0)) != bleu(hypotheses, references).bleu["paper"]  # control
+    counts = paper_counts(hypotheses, references, "de")
+    assert claims.bleu_of_counts(counts.sum(0)) == bleu(hypotheses, references, "de").bleu["paper"]
+    assert claims.bleu_of_counts(counts[:1].sum(0)) != bleu(hypotheses, references, "de").bleu["paper"]  # control
 
 
 def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_cases() -> None:

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import math
-from itertools import accumulate, chain
+from itertools import accumulate, chain, product
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,18 +143,36 @@ def test_a_row_has_the_released_code_s_millions_of_parameters_and_rounds_to_the_
     assert evaluate.parameters(plain, plain.data.vocab_size) / 1e6 < count - 1  # control
 
 
+def in_words(run: schema.Config, folder: Path) -> schema.Config:
+    """The same run on words of two letters, one for each digit: Moses tokens that byte pairs can be learned from."""
+    paths = {}
+    for split, side in product(("train", "dev", "test"), ("source", "target")):
+        text = Path(getattr(run.data, f"{split}_{side}")).read_text()
+        paths[f"{split}_{side}"] = path = folder / f"{split}.{side}"
+        path.write_text("".join(f"x{sign}" if sign.isdigit() else sign for sign in text))
+    data = dataclasses.replace(run.data, **{key: str(path) for key, path in paths.items()})
+    return dataclasses.replace(run, data=data, prepared=str(folder), tokenizer="paper")
+
+
 @pytest.mark.usefixtures("signals")
-def test_more_rows_than_pieces_train_and_decode_and_fewer_are_refused(toy) -> None:
+@pytest.mark.parametrize(("tokenizer", "pieces", "line"), [("sentencepiece", 25, "1 2 3"), ("paper", 14, "x1 x2 x3")])
+def test_more_rows_than_pieces_train_and_decode(toy, tmp_path, tokenizer, pieces, line) -> None:
     run = config.compose_row(*toy, "fidelity=released_code", "training.max_steps=1")
+    if tokenizer == "paper":
+        run = in_words(run, tmp_path)
     folder = config.run_folder(run)
     storage.write_text(folder / "config.yaml", config.to_yaml(run))
     train.train(run, folder)
     model, dataset, _ = evaluate.trained(run)
-    assert (len(model.embedding.weight), dataset.tokenizer.vocab_size) == (40_960, 25)
-    assert json.loads((folder / "result.json").read_text())["params"] == evaluate.parameters(run, 25)
+    assert (len(model.embedding.weight), dataset.tokenizer.vocab_size) == (40_960, pieces)
+    assert json.loads((folder / "result.json").read_text())["params"] == evaluate.parameters(run, pieces)
     # A row without a piece is silent, whatever stands beside it
-    known = dataset.tokenizer.encode(["1 2 3"])[0].tolist()
-    assert dataset.tokenizer.decode([[*known[:2], 25, 40_959, *known[2:]], [30_000]]) == ["1 2 3", ""]
+    known = dataset.tokenizer.encode([line])[0].tolist()
+    assert dataset.tokenizer.decode([[*known[:2], pieces, 40_959, *known[2:]], [30_000]]) == [line, ""]
+    assert dataset.tokenizer.decode([[*known[:2], pieces - 1, *known[2:]]]) != [line]  # control: the last piece speaks
+
+
+def test_fewer_rows_than_pieces_are_refused(toy) -> None:
     with pytest.raises(schema.ConfigError, match=r"fidelity\.embedding_rows=24: must be at least data\.vocab_size=25"):
         config.compose_row(*toy, "fidelity.embedding_rows=24")
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sacrebleu
+import sacremoses
 
 from aiayn import corpus
 from aiayn.corpus import read_pairs
-from aiayn.metrics import bits_per_character, bleu, paper_tokens, perplexity
+from aiayn.metrics import bits_per_character, bleu, bleu_of_counts, paper_counts, paper_tokens, perplexity
 
 REFERENCES = [
     "Die Katze sitzt auf der alten Matte.",
@@ -94,7 +95,36 @@ def test_bits_per_character_of_a_fair_coin_for_each_character_is_one() -> None:
     ],
 )
 def test_paper_tokens_are_moses_tokens_with_compounds_split(line: str, expected: str) -> None:
-    assert paper_tokens(line) == expected
+    assert paper_tokens(line, "de") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("l'homme d'État", "l' homme d' État"),
+        ("Aujourd'hui, dit-il : « a-b ».", "Aujourd' hui , dit-il : « a-b » ."),  # compounds are split in German alone
+        ("", ""),
+    ],
+)
+def test_paper_tokens_of_french_are_moses_s_french(line: str, expected: str) -> None:
+    assert paper_tokens(line, "fr") == expected
+    assert not line or paper_tokens(line, "de") != expected  # control
+
+
+def test_bleu_and_its_signature_are_those_of_the_target_language() -> None:
+    references = ["L'ordinateur n'a pas l'air d'aller bien aujourd'hui.", "Le sous-menu s'ouvre-t-il ?"]
+    hypotheses = ["L'ordinateur n'a pas l'heure d'aller mieux aujourd'hui.", "Est-ce que le sous-menu s'ouvre ?"]
+    french, german = (bleu(hypotheses, references, language) for language in ("fr", "de"))
+    moses = sacremoses.MosesTokenizer(lang="fr")
+    sides = [[moses.tokenize(line, return_str=True, escape=False) for line in s] for s in (hypotheses, references)]
+    assert french.bleu["paper"] == pytest.approx(multi_bleu(*sides), rel=1e-12)
+    assert french.bleu["paper"] != pytest.approx(german.bleu["paper"], rel=1e-3)  # control
+    assert french.signatures["paper"].endswith(f"|moses:sacremoses-{sacremoses.__version__}-fr")
+    assert german.signatures["paper"].endswith(f"|moses:sacremoses-{sacremoses.__version__}-de-compounds")
+    for name in ("sacrebleu", "intl"):  # which know no language
+        assert (french.bleu[name], french.signatures[name]) == (german.bleu[name], german.signatures[name])
+    summed = bleu_of_counts(paper_counts(hypotheses, references, "fr").sum(0))
+    assert summed == pytest.approx(french.bleu["paper"], rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "tokenize"), [("sacrebleu", "13a"), ("intl", "intl")])
@@ -103,33 +133,33 @@ def test_bleu_equals_the_sacrebleu_command_on_the_same_files(tmp_path: Path, nam
         (tmp_path / file).write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
     command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-b", "-w", "12", "-tok", tokenize]
     printed = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-    assert bleu(HYPOTHESES, REFERENCES).bleu[name] == pytest.approx(float(printed), abs=1e-11)
+    assert bleu(HYPOTHESES, REFERENCES, "de").bleu[name] == pytest.approx(float(printed), abs=1e-11)
 
 
 def test_paper_bleu_equals_unsmoothed_bleu_of_the_paper_tokens() -> None:
-    ours = bleu(HYPOTHESES, REFERENCES).bleu["paper"]
-    sides = [[paper_tokens(line) for line in lines] for lines in (HYPOTHESES, REFERENCES)]
+    ours = bleu(HYPOTHESES, REFERENCES, "de").bleu["paper"]
+    sides = [[paper_tokens(line, "de") for line in lines] for lines in (HYPOTHESES, REFERENCES)]
     assert ours == pytest.approx(multi_bleu(*sides), rel=1e-12)
     # Control: without the compounds, or with smoothing where four-grams are missing, the number is another one
     whole = [[tokens.replace(" ##AT##-##AT## ", "-") for tokens in side] for side in sides]
     assert ours != pytest.approx(multi_bleu(*whole), rel=1e-3)
     assert ours != pytest.approx(multi_bleu(HYPOTHESES, REFERENCES), rel=1e-3)
-    missing = bleu(["ein kleiner Test heute"], ["ein kleiner Versuch heute"]).bleu
+    missing = bleu(["ein kleiner Test heute"], ["ein kleiner Versuch heute"], "de").bleu
     assert missing["paper"] == 0.0
     assert missing["sacrebleu"] > 0.0
 
 
 def test_on_real_text_all_three_agree_with_their_references(real_text: tuple[list[str], list[str]]) -> None:
     hypotheses, references = real_text
-    ours = bleu(hypotheses, references)
-    sides = [[paper_tokens(line) for line in lines] for lines in real_text]
+    ours = bleu(hypotheses, references, "de")
+    sides = [[paper_tokens(line, "de") for line in lines] for lines in real_text]
     assert ours.bleu["paper"] == pytest.approx(multi_bleu(*sides), rel=1e-12)
     assert ours.bleu["sacrebleu"] == sacrebleu.corpus_bleu(hypotheses, [references]).score
     assert ours.bleu_ci95[0] < ours.bleu["sacrebleu"] < ours.bleu_ci95[1]
 
 
 def test_signatures_name_tokenisation_smoothing_and_version() -> None:
-    signatures = bleu(HYPOTHESES, REFERENCES).signatures
+    signatures = bleu(HYPOTHESES, REFERENCES, "de").signatures
     assert signatures.keys() == {"paper", "sacrebleu", "intl"}
     assert all(f"version:{sacrebleu.__version__}" in signature for signature in signatures.values())
     assert "tok:13a|smooth:exp" in signatures["sacrebleu"]
@@ -139,8 +169,8 @@ def test_signatures_name_tokenisation_smoothing_and_version() -> None:
 
 
 def test_the_interval_is_the_percentiles_of_resampled_corpora() -> None:
-    low, high = bleu(HYPOTHESES, REFERENCES).bleu_ci95
-    assert [low, high] == bleu(HYPOTHESES, REFERENCES).bleu_ci95
+    low, high = bleu(HYPOTHESES, REFERENCES, "de").bleu_ci95
+    assert [low, high] == bleu(HYPOTHESES, REFERENCES, "de").bleu_ci95
     random, scores = np.random.default_rng(1), []
     for _ in range(1000):
         chosen = random.integers(len(REFERENCES), size=len(REFERENCES))
@@ -153,13 +183,13 @@ def test_the_interval_is_the_percentiles_of_resampled_corpora() -> None:
 
 
 def test_the_interval_of_one_sentence_is_its_score() -> None:
-    one = bleu(HYPOTHESES[:1], REFERENCES[:1])
+    one = bleu(HYPOTHESES[:1], REFERENCES[:1], "de")
     assert one.bleu_ci95 == pytest.approx([one.bleu["sacrebleu"]] * 2, rel=1e-12)
 
 
 def test_a_perfect_translation_scores_100_and_empty_ones_0() -> None:
-    assert bleu(REFERENCES, REFERENCES).bleu == pytest.approx({"paper": 100.0, "sacrebleu": 100.0, "intl": 100.0})
-    empty = bleu([""] * 3, REFERENCES[:3])
+    assert bleu(REFERENCES, REFERENCES, "de").bleu == pytest.approx({"paper": 100.0, "sacrebleu": 100.0, "intl": 100.0})
+    empty = bleu([""] * 3, REFERENCES[:3], "de")
     assert empty.bleu == {"paper": 0.0, "sacrebleu": 0.0, "intl": 0.0}
     assert empty.bleu_ci95 == [0.0, 0.0]
 
@@ -167,7 +197,7 @@ def test_a_perfect_translation_scores_100_and_empty_ones_0() -> None:
 @pytest.mark.parametrize(("hypotheses", "references"), [(2, 1), (1, 2), (0, 3), (3, 0), (0, 0)])
 def test_counts_that_differ_or_are_zero_are_refused_with_both(hypotheses: int, references: int) -> None:
     with pytest.raises(ValueError, match=rf"{hypotheses} hypotheses and {references} references"):
-        bleu(HYPOTHESES[:hypotheses], REFERENCES[:references])
+        bleu(HYPOTHESES[:hypotheses], REFERENCES[:references], "de")
 
 
 def test_what_scores_without_a_model_on_the_embedded_dev_set() -> None:
@@ -180,4 +210,4 @@ def test_what_scores_without_a_model_on_the_embedded_dev_set() -> None:
     commonest = [of_length.get(len(source.split()), everywhere).most_common(1)[0][0] for source in sources]
     always = everywhere.most_common(1)[0][0]
     for outputs, expected in ((sources, 11.0), (commonest, 0.6), ([always] * len(dev), 0.0), (references, 100.0)):
-        assert bleu(list(outputs), list(references)).bleu["sacrebleu"] == pytest.approx(expected, abs=0.05)
+        assert bleu(list(outputs), list(references), "de").bleu["sacrebleu"] == pytest.approx(expected, abs=0.05)

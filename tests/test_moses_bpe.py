@@ -127,6 +127,61 @@ def test_the_same_pairs_give_the_same_bytes_whatever_the_chunks_and_processes(mo
     assert (tmp_path / "other").read_bytes() != model.read_bytes()
 
 
+def test_merges_are_learned_from_the_most_frequent_words_within_a_bound_of_letters_and_pieces_from_all(
+    tmp_path, monkeypatch
+):
+    given: list[list[tuple[str, int]]] = []
+
+    def spied(text: io.StringIO, *arguments: object, **options: object) -> None:
+        given.append([(word, int(count)) for word, count in (line.split() for line in text)])
+        text.seek(0)
+        learn_bpe(text, *arguments, **options)
+
+    monkeypatch.setattr(moses_bpe, "learn_bpe", spied)
+    monkeypatch.setattr(moses_bpe, "MERGES", 101)
+    pairs, bound = PAIRS[:499], 1009
+    learn(iter(pairs), ("en", "de"), tmp_path / "every")
+    monkeypatch.setattr(moses_bpe, "MAX_LETTERS", bound)
+    learn(iter(pairs), ("en", "de"), tmp_path / "some")
+    every, some = given
+    counts = [count for _, count in every]
+    assert counts == sorted(counts, reverse=True)
+    assert some == every[: len(some)]
+    letters = [sum(len(word) for word, _ in words) for words in (some, every[: len(some) + 1], every)]
+    assert letters[0] <= bound < letters[1]
+    assert letters[2] > 3 * bound  # control: without the bound
+    tokenizer = MosesBpe(tmp_path / "some")
+    for number, side in enumerate(("source", "target")):
+        assert not any(UNK in ids for ids in tokenizer.encode([pair[number] for pair in pairs], side))
+
+
+MUCH_TEXT = """
+import random, resource, sys
+from pathlib import Path
+from aiayn import moses_bpe
+
+draw = random.Random(7)
+moses_bpe.MERGES = 997
+moses_bpe.MAX_LETTERS *= int(sys.argv[2])
+
+def words(count):
+    return " ".join("".join(draw.choices("etaoinshrdlcumwfgypbvkjxqz", k=17)) for _ in range(count))
+
+moses_bpe.learn(((words(20), words(20)) for _ in range(74_000)), ("en", "de"), Path(sys.argv[1]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_learning_from_three_million_words_stays_below_two_gigabytes(tmp_path):
+    def peak(factor: int) -> int:
+        command = [sys.executable, "-c", MUCH_TEXT, str(tmp_path / f"{factor}"), str(factor)]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout) * 1024
+
+    assert peak(1) < 2**31
+    assert peak(3) > 2**31  # control: with three times the letters
+
+
 def test_bytes_do_not_depend_on_the_hash_seed(model, tmp_path):
     code = (
         "import sys; from pathlib import Path; from aiayn import moses_bpe; from aiayn.corpus import *;"

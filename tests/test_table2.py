@@ -35,8 +35,8 @@ def test_time_by_gpus_by_tflops_is_what_the_paper_prints() -> None:
     for row in table2.PAPER.values():
         found = table2.by_time(row.hours * 3600, 8, table2.P100)
         assert found == pytest.approx(row.flops, rel=0.01)
-    assert table2.PAPER["base"].bleu == 27.3
-    assert table2.PAPER["big"].bleu == 28.4
+    assert table2.PAPER["base"].bleu == {"en-de": 27.3, "en-fr": 38.1}
+    assert table2.PAPER["big"].bleu == {"en-de": 28.4, "en-fr": 41.8}
     assert table2.by_time(3600, 8, table2.P100) != pytest.approx(3.3e18, rel=0.01)  # control
 
 
@@ -68,10 +68,12 @@ def test_evaluating_base_and_big_as_the_paper_does_prints_table_2(trained, capsy
         rows[name] = config.run_folder(run)
     text = capsys.readouterr().out
     first, last = text.split("Table 2 at scale ")[1:]
-    assert last.startswith("smoke on digits, seed 1 (not the paper's conditions)\n")
+    assert last.startswith("smoke on digits, en-de, seed 1 (not the paper's conditions)\n")
     assert cells(first.splitlines()[4])[:5] == ["28.4", "–", "–", "–", "2.30e19"]  # not evaluated by then
     for line, (name, folder) in zip(last.splitlines()[3:5], rows.items(), strict=True):
-        figures = json.loads((folder / f"evaluation-{table2.evaluation(name)}.json").read_text())["bleu"]
+        evaluation = json.loads((folder / f"evaluation-{table2.evaluation(name)}.json").read_text())
+        figures = evaluation["bleu"]
+        assert evaluation["signatures"]["paper"].endswith("-de-compounds")  # scored in the target language
         result = json.loads((folder / "result.json").read_text())
         by_time = result["train_seconds"] * flops.CORE.peak * 1e12
         assert cells(line) == [
@@ -103,6 +105,67 @@ def test_another_evaluation_is_none_of_table_2(change) -> None:
     assert table2.holds(config.compose_row(*words, "fidelity=released_code"), "test-average5")
     other = config.compose_row(*words, change)
     assert not table2.holds(other, f"{other.split}-average{other.average}")
+
+
+def printed(*words: str) -> list[str]:
+    """The table of runs that are not there, on a corpus that is not asked for."""
+    return table2.lines(config.compose_row(*words, "output=nowhere"), dataset=None)  # type: ignore[arg-type]
+
+
+def test_the_paper_s_figures_are_those_of_the_languages_of_the_run() -> None:
+    words = ("scale=paper", "experiment=base")
+    german, french = (printed(f"data=wmt14_en_{language}", *words) for language in ("de", "fr"))
+    assert german[0] == "Table 2 at scale paper on wmt14_en_de, en-de, seed 1"
+    assert french[0] == "Table 2 at scale paper on wmt14_en_fr, en-fr, seed 1"
+    for row, number in (("base", 3), ("big", 4)):
+        columns = [cells(lines[number]) for lines in (german, french)]
+        assert [found[0] for found in columns] == [str(bleu) for bleu in table2.PAPER[row].bleu.values()]
+        assert columns[0][4] == columns[1][4] == flops.power(table2.PAPER[row].flops)
+        model = config.rows()[row].model
+        tokens = config.rows()[row].training.max_steps * 25_000
+        for found, pieces in zip(columns, (37_000, 32_000), strict=True):  # 5.1
+            assert found[6] == flops.power(flops.training_flops(model, pieces, tokens, tokens, 40, 40))
+    assert not any("0.1" in line for line in german)
+    assert "big" in french[7]
+    assert french[7].endswith("with dropout 0.1 (6.1)")
+
+
+def test_languages_that_the_paper_has_not_give_no_table() -> None:
+    run = config.compose_row("experiment=base", "split=test", "average=5", "data=wmt14_en_fr")
+    assert table2.holds(run, "test-average5")
+    for change in ({"target_language": "it"}, {"source_language": "de"}, {"source_language": "fr"}):
+        other = dataclasses.replace(run, data=dataclasses.replace(run.data, **change))
+        assert not table2.holds(other, "test-average5")
+
+
+def test_the_footnote_says_over_how_many_updates_ours_and_the_paper_s_checkpoints_are_averaged(
+    tmp_path, result_of
+) -> None:
+    # 12 hours are 100 000 updates and 84 hours 300 000; 5 and 20 checkpoints have 4 and 19 times 10 minutes between
+    assert table2.published_span("base") == pytest.approx(4 * 100_000 / 72)
+    assert table2.published_span("big") == pytest.approx(19 * 300_000 / 504)
+    base, big = printed("scale=paper", "data=wmt14_en_de")[6:8]
+    assert base == (
+        "  base: the last 5, over 20,000 of 100,000 updates;"
+        " the paper's, one each 10 minutes, over about 5,600 of 100,000"
+    )
+    assert big == (
+        "  big: the last 20, over 95,000 of 300,000 updates;"
+        " the paper's, one each 10 minutes, over about 11,300 of 300,000"
+    )
+    # As the run was trained, whatever the command that evaluates it says
+    words = ("scale=paper", "data=wmt14_en_de", f"output={tmp_path}")
+    trained_run = config.compose_row(*words, "training.checkpoint_every=1400")
+    storage.write_json(config.run_folder(trained_run) / "result.json", result_of(trained_run))
+    lines = table2.lines(config.compose_row(*words), dataset=None)  # type: ignore[arg-type]
+    assert "over 4,800 of 100,000 updates" in lines[6]  # from 68 times 1400
+    assert lines[7] == big
+
+
+@pytest.mark.parametrize(("last", "every", "count"), [(10, 1, 5), (100, 7, 5), (100, 100, 1), (98, 7, 3), (5, 7, 1)])
+def test_the_span_is_that_of_the_checkpoints_that_training_writes(last, every, count) -> None:
+    written = [step for step in range(1, last + 1) if step % every == 0 or step == last]  # as callbacks.Save has it
+    assert table2.span(last, every, count) == written[-1] - written[-count]
 
 
 def test_a_torn_evaluation_or_result_is_a_dash_and_no_traceback(trained, tmp_path) -> None:

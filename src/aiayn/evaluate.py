@@ -100,7 +100,7 @@ def evaluate(
     hypotheses = search(model, sources, config.decoding, processes(config.hardware), done)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
     references = dataset.texts(split, "target")
-    scores = metrics.bleu(translations, references)
+    scores = metrics.bleu(translations, references, config.data.target_language)
     figures = {
         "ppl": metrics.perplexity(nats, tokens),
         "nats": nats,

@@ -48,7 +48,7 @@ def gather(run: Config) -> Material:
     except (DataError, OSError) as error:
         missing = f"No paired bootstrap and no samples: {printable(str(error))}"
     counts = {
-        key: metrics.paper_counts(lines, references)
+        key: metrics.paper_counts(lines, references, run.data.target_language)
         for key, lines in progress.each(translations.items(), "counting n-grams")
     }
     if not counts and not missing:

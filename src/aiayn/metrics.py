@@ -36,20 +36,28 @@ class Bleu:
 
 
 @functools.cache
-def _moses() -> sacremoses.MosesTokenizer:
-    return sacremoses.MosesTokenizer(lang="de")
+def _moses(language: str) -> sacremoses.MosesTokenizer:
+    return sacremoses.MosesTokenizer(lang=language)
 
 
 @functools.lru_cache(maxsize=8192)  # every run of a sweep has the same references
-def paper_tokens(line: str) -> str:
-    """The line as the authors scored it: Moses tokens, hyphenated compounds split as `a ##AT##-##AT## b`."""
+def paper_tokens(line: str, language: str) -> str:
+    """The line as the authors scored it: Moses tokens; hyphenated compounds of German split as `a ##AT##-##AT## b`."""
     # Paper: silent; the recipe is the one of the released code (get_ende_bleu.sh). XML escapes would change no score
-    tokens = _moses().tokenize(line, return_str=True, escape=False)
-    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens)
+    tokens: str = _moses(language).tokenize(line, return_str=True, escape=False)
+    # The released code has the splitting for German alone, "comparable to papers like GNMT"
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens) if _splits(language) else tokens
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
-    """Corpus BLEU of detokenised, cased text. ValueError when the two sides do not pair up or are empty."""
+def _splits(language: str) -> bool:
+    return language == "de"
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Bleu:
+    """Corpus BLEU of detokenised, cased text; `paper` takes Moses tokens of `language` and splits German compounds.
+
+    Raises ValueError when the two sides do not pair up or are empty.
+    """
     if len(hypotheses) != len(references) or not references:
         raise ValueError(
             f"{len(hypotheses)} hypotheses and {len(references)} references: "
@@ -57,7 +65,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
         )
     # multi-bleu does not smooth; `force` says that tokenised text is meant
     paper = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
-    sides = [[paper_tokens(line) for line in lines] for lines in (hypotheses, references)]
+    sides = [[paper_tokens(line, language) for line in lines] for lines in (hypotheses, references)]
     standard = sacrebleu.BLEU(tokenize="13a", force=True)
     international = sacrebleu.BLEU(tokenize="intl", force=True)
     scores = {
@@ -65,8 +73,9 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
         "sacrebleu": standard.corpus_score(hypotheses, [references]).score,
         "intl": international.corpus_score(hypotheses, [references]).score,
     }
+    tokens = f"sacremoses-{sacremoses.__version__}-{language}" + ("-compounds" if _splits(language) else "")
     signatures = {
-        "paper": f"{paper.get_signature()}|moses:sacremoses-{sacremoses.__version__}-de-compounds",
+        "paper": f"{paper.get_signature()}|moses:{tokens}",
         "sacrebleu": str(standard.get_signature()),
         "intl": str(international.get_signature()),
     }
@@ -85,9 +94,9 @@ def _confidence_interval(hypotheses: Sequence[str], references: Sequence[str]) -
     return [float(percentile) for percentile in np.percentile(scores, [2.5, 97.5])]
 
 
-def paper_counts(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.int64]:
+def paper_counts(hypotheses: Sequence[str], references: Sequence[str], language: str) -> npt.NDArray[np.int64]:
     """(sentences, 10): what adds up over sentences to the numbers that `paper` BLEU is made of."""
-    return _counts("none", *([paper_tokens(line) for line in lines] for lines in (hypotheses, references)))
+    return _counts("none", *([paper_tokens(line, language) for line in lines] for lines in (hypotheses, references)))
 
 
 def bleu_of_counts(sums: npt.NDArray[np.int64], smooth_method: str = "none") -> float:

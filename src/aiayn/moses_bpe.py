@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from aiayn.tokenizer import UNK, Tokenizer, forget_rarest
 
 # Paper: "about 37000 tokens" are 32K merges and the characters of the released code's corpus
 MERGES = 32_000
+MAX_LETTERS = 5_000_000
+"""Letters of the words that merges are learned from, the most frequent words first: some 300 000 of them."""
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # by their ids; Moses escapes the angle brackets of text
 _CUT = "@@"
 _PAIRS_AT_ONCE = 16_384
@@ -55,12 +57,16 @@ class MosesBpe:
         return [np.array([self._ids.get(piece, UNK) for piece in pieces], np.int32) for pieces in cut]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047."""
+        """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047.
+
+        Ids that are no piece are silent too: a model may have more embedding rows than there are pieces.
+        """
         detokenizer = _detokenizer(self._languages["target"])
         return [detokenizer.detokenize(self._words(sentence)) for sentence in ids]
 
     def _words(self, ids: Sequence[int]) -> list[str]:
-        pieces = ("\u2047" if token == UNK else self.pieces[token] for token in ids if token == UNK or token > 3)
+        known = (token for token in ids if token == UNK or len(SPECIAL) <= token < self.vocab_size)
+        pieces = ("\u2047" if token == UNK else self.pieces[token] for token in known)
         return " ".join(pieces).replace(f"{_CUT} ", "").removesuffix(_CUT).split()
 
 
@@ -82,9 +88,13 @@ def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> Non
         forget_rarest(words)
     # In an order of our own: subword-nmt breaks ties by it
     counts = sorted(words.items(), key=lambda word: (-word[1], word[0]))
+    del words
+    # subword-nmt's tables take 150 bytes a letter and its time grows with them
+    letters = accumulate(len(word) for word, _ in counts)
+    frequent = [word for word, total in zip(counts, letters, strict=True) if total <= MAX_LETTERS]
     written = io.StringIO(newline="\n")
-    if any(len(word) > 1 for word in words):
-        text = io.StringIO("".join(f"{word} {count}\n" for word, count in counts), newline="\n")
+    if any(len(word) > 1 for word, _ in frequent):
+        text = io.StringIO("".join(f"{word} {count}\n" for word, count in frequent), newline="\n")
         with contextlib.redirect_stderr(io.StringIO()):  # its progress
             learn_bpe(text, written, MERGES, is_dict=True)
     merges = written.getvalue().split("\n")[1:-1]
