@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -284,15 +285,17 @@ def test_of_several_processes_at_once_one_works_and_the_others_wait(tmp_path, te
 
 
 def test_who_waits_for_another_process_says_so_and_heeds_a_signal(tmp_path, text) -> None:
-    told = []
+    origin, folder, told = Origin({}, pytest.fail), tmp_path / "small", []
+    with ExitStack() as owner, StopFlag() as stop:
+        owner.enter_context(storage.lock(folder / ".lock", wait=False))
 
-    def tell(message: str) -> None:
-        told.append(message)
-        os.kill(os.getpid(), signal.SIGTERM)
+        def tell(message: str) -> None:
+            told.append(message)
+            os.kill(os.getpid(), signal.SIGTERM)
+            owner.close()  # who does not heed gets the lock
 
-    origin, folder = Origin({}, pytest.fail), tmp_path / "small"
-    with storage.lock(folder / ".lock", wait=False), StopFlag() as stop, pytest.raises(Interrupted):
-        prepare(folder, origin, VOCAB_SIZE, MAX_LENGTH, tell, heed=stop.heed)
+        with pytest.raises(Interrupted):
+            prepare(folder, origin, VOCAB_SIZE, MAX_LENGTH, tell, heed=stop.heed)
     assert told == [f"waiting: {folder} is in use by process {os.getpid()} on {os.uname().nodename}"]
 
 

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -256,15 +257,17 @@ def test_when_a_server_does_not_give_its_file_all_are_named_that_must_be_brought
 
 
 def test_who_waits_for_another_process_that_downloads_says_so_and_heeds_a_signal(run):
-    told = []
+    downloads, told = prepare.archives(run), []
+    with ExitStack() as owner, StopFlag() as stop:
+        owner.enter_context(storage.lock(downloads / ".lock", wait=False))
 
-    def tell(message: str) -> None:
-        told.append(message)
-        os.kill(os.getpid(), signal.SIGTERM)
+        def tell(message: str) -> None:
+            told.append(message)
+            os.kill(os.getpid(), signal.SIGTERM)
+            owner.close()  # who does not heed gets the lock
 
-    downloads = prepare.archives(run)
-    with storage.lock(downloads / ".lock", wait=False), StopFlag() as stop, pytest.raises(Interrupted):
-        wmt.fetch(wmt.CORPORA[run.data.name], downloads, tell, stop.heed)
+        with pytest.raises(Interrupted):
+            wmt.fetch(wmt.CORPORA[run.data.name], downloads, tell, stop.heed)
     assert told == [f"waiting: {downloads} is in use by process {os.getpid()} on {os.uname().nodename}"]
 
 
