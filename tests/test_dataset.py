@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from aiayn import dataset, storage
 from aiayn.corpus import DataError, Files, fingerprints
 from aiayn.dataset import SIDES, SPLITS, Dataset, Origin, _packed, prepare
+from aiayn.signals import Interrupted, StopFlag
 from aiayn.tokenizer import EOS, Tokenizer
 
 MAX_LENGTH = 23
@@ -63,7 +66,7 @@ def text(tmp_path_factory) -> Path:
     return folder
 
 
-def prepare_here(folder: Path, text: Path, **changed: int) -> Dataset:
+def prepare_here(folder: Path, text: Path, **changed: Any) -> Dataset:
     splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
     settings = {"vocab_size": VOCAB_SIZE, "max_length": MAX_LENGTH} | changed
     return prepare(folder, Origin(fingerprints(splits), lambda: splits), **settings, progress=lambda message: None)
@@ -279,6 +282,36 @@ def test_of_several_processes_at_once_one_works_and_the_others_wait(tmp_path, te
         outputs = [output for _, output in pool.map(lambda _: prepare_elsewhere(tmp_path / "small", text), range(3))]
     assert sum("learning" in output for output in outputs) == 1
     assert {output.split()[-1] for output in outputs} == {prepared.sha256}
+
+
+def test_who_waits_for_another_process_says_so_and_heeds_a_signal(tmp_path, text) -> None:
+    origin, folder, told = Origin({}, pytest.fail), tmp_path / "small", []
+    with ExitStack() as owner, StopFlag() as stop:
+        owner.enter_context(storage.lock(folder / ".lock", wait=False))
+
+        def tell(message: str) -> None:
+            told.append(message)
+            os.kill(os.getpid(), signal.SIGTERM)
+            owner.close()  # who does not heed gets the lock
+
+        with pytest.raises(Interrupted):
+            prepare(folder, origin, VOCAB_SIZE, MAX_LENGTH, tell, heed=stop.heed)
+    assert told == [f"waiting: {folder} is in use by process {os.getpid()} on {os.uname().nodename}"]
+
+
+def test_a_signal_is_heeded_while_the_text_is_read(tmp_path, text, prepared) -> None:
+    left = [Interrupted("in the middle"), *[None] * 53]
+
+    def heed() -> None:
+        if stopped := left.pop():
+            raise stopped
+
+    with pytest.raises(Interrupted, match="in the middle"):
+        prepare_here(tmp_path / "small", text, heed=heed)
+    assert contents(tmp_path / "small") == {".lock": b""}
+    left = [None] * 97  # control: as often as there are lines
+    assert prepare_here(tmp_path / "small", text, heed=heed).sha256 == prepared.sha256
+    assert left == []
 
 
 # Damage

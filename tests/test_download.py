@@ -5,14 +5,19 @@ import hashlib
 import os
 import random
 import re
+import signal
 import socket
 import struct
+import threading
+import time
+import urllib.error
 
 import pytest
 
 from aiayn import download, storage
 from aiayn.corpus import DataError
 from aiayn.download import Remote, fetch
+from aiayn.signals import Interrupted, StopFlag
 
 CONTENT = random.Random(11).randbytes(700_001)
 NAME = "corpus.tgz"
@@ -118,7 +123,7 @@ def test_a_connection_that_breaks_off_is_resumed_where_it_broke(server, remote, 
 def test_the_next_command_resumes_what_one_left(server, remote, tmp_path):
     server.faults = [ends_after(50_021)] + [status(503)] * (download.ATTEMPTS - 1)
     with pytest.raises(
-        DataError, match=r"broke off 8 times, the last time with: 503 .*what came is kept.*data\.source"
+        download.Unavailable, match=r"broke off 8 times, the last time with: 503 .*what came is kept, and the same "
     ):
         fetch(remote, tmp_path, received)
     assert not (tmp_path / NAME).exists()
@@ -139,16 +144,139 @@ def test_a_server_that_is_busy_is_asked_again(server, remote, tmp_path, code):
 @pytest.mark.parametrize("code", [404, 403])
 def test_a_file_that_is_not_there_is_asked_for_once(server, remote, tmp_path, code):
     server.faults = [status(code)] * 2
-    with pytest.raises(DataError, match=f"{re.escape(remote.url)}: the server answers {code}"):
+    with pytest.raises(download.Unavailable, match=f"{re.escape(remote.url)}: the server answers {code}"):
         fetch(remote, tmp_path, received)
     assert len(server.asked) == 1
 
 
-def test_a_server_that_is_gone_is_named(server, remote, tmp_path):
+@pytest.fixture
+def gone() -> Remote:
+    """A file on a server that is not there."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    with pytest.raises(DataError, match=f"127.0.0.1:{port}/x.tgz broke off 8 times.*refused"):
-        fetch(Remote(f"http://127.0.0.1:{port}/x.tgz", 3, "0" * 64), tmp_path, received)
+    return Remote(f"http://127.0.0.1:{port}/x.tgz", 3, "0" * 64)
+
+
+def test_a_server_that_is_gone_is_named_and_every_attempt_is_told_as_it_fails(gone, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 1.0)
+    pauses, told = [], []
+    monkeypatch.setattr(download, "_pause", lambda seconds, heed: pauses.append(seconds))
+    with pytest.raises(download.Unavailable) as refused:
+        fetch(gone, tmp_path, received, told.append)
+    unreached = (
+        f"{gone.url} could not be reached in 8 attempts, the last time with: Connection refused; try again later"
+    )
+    assert str(refused.value) == unreached
+    assert pauses == [2.0**n for n in range(7)]
+    assert told == [
+        f"attempt {n + 2} of 8 in {pause:.0f} s: {gone.url}: Connection refused" for n, pause in enumerate(pauses)
+    ]
+
+
+def test_without_a_network_it_is_not_said_that_anything_broke_off_but_what_came_before_is_kept(
+    gone, tmp_path, monkeypatch
+):
+    def unknown(*arguments, **options):
+        raise urllib.error.URLError(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+
+    monkeypatch.setattr(download.urllib.request, "urlopen", unknown)
+    words = "could not be reached in 8 attempts, the last time with: Name or service not known; "
+    with pytest.raises(download.Unavailable, match=f"x.tgz {words}try again later$"):
+        fetch(gone, tmp_path, received)
+    download.partial_path(gone, tmp_path).write_bytes(b"x")
+    with pytest.raises(download.Unavailable, match=f"x.tgz {words}what came is kept, and the same command goes on"):
+        fetch(gone, tmp_path, received)
+
+
+# Signals
+
+
+class Silent:
+    """A server that asks this process to stop, and then is silent until it may go on."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+
+    def __call__(self, *arguments, **options) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        self.goes_on.wait(20)
+
+
+@pytest.fixture
+def silent() -> Silent:
+    return Silent()
+
+
+def test_a_signal_is_heeded_while_the_server_is_silent_and_what_came_is_kept(server, remote, tmp_path, silent):
+    kept, heard = threading.Event(), []
+
+    def fault(answer, content) -> None:
+        answer.start(200, len(content))
+        answer.wfile.write(content[:50_021])
+        kept.wait(20)
+        time.sleep(0.01)  # until the next block is waited for
+        silent()
+        answer.wfile.write(content[50_021:])
+
+    def hear(there: int) -> None:
+        heard.append(there)
+        if there == 50_021:
+            kept.set()
+
+    server.faults = [fault]
+    with StopFlag() as stop, pytest.raises(Interrupted, match="stopped by SIGTERM"):
+        fetch(remote, tmp_path, hear, heed=stop.heed)
+    silent.goes_on.set()
+    assert heard[-1] == 50_021
+    assert not (tmp_path / NAME).exists()
+    assert fetch(remote, tmp_path, received).read_bytes() == CONTENT
+    assert server.asked == [(NAME, None), (NAME, "bytes=50021-")]
+
+
+def test_who_does_not_heed_gets_the_whole_file_all_the_same(server, remote, tmp_path, silent):
+    """Control of the tests beside it: the signal alone stops nothing."""
+    silent.goes_on.set()
+
+    def fault(answer, content) -> None:
+        silent()
+        answer.whole(content)
+
+    server.faults = [fault]
+    with StopFlag() as stop:
+        assert fetch(remote, tmp_path, received).read_bytes() == CONTENT
+        assert stop.asked == "SIGTERM"
+
+
+def test_a_signal_is_heeded_before_the_server_is_found(remote, tmp_path, silent, monkeypatch):
+    """Names are looked up in a call that no signal ends."""
+
+    def look_up(*arguments, **options):
+        silent()
+        raise urllib.error.URLError("nowhere")
+
+    monkeypatch.setattr(download.urllib.request, "urlopen", look_up)
+    with StopFlag() as stop, pytest.raises(Interrupted):
+        fetch(remote, tmp_path, received, pytest.fail, stop.heed)
+    silent.goes_on.set()
+
+
+def test_a_signal_is_heeded_in_the_pause_between_two_attempts(server, remote, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 20.0)
+    server.faults = [status(503)] * 2
+    with StopFlag() as stop, pytest.raises(Interrupted):
+        fetch(remote, tmp_path, received, lambda message: os.kill(os.getpid(), signal.SIGTERM), stop.heed)
+    assert len(server.asked) == 1
+
+
+def test_a_pause_without_a_signal_lasts(monkeypatch):
+    """Control of the test above, and heeded again and again."""
+    slept, heeded = [], []
+    monkeypatch.setattr(download.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(download.time, "sleep", slept.append)
+    download._pause(4.03, lambda: heeded.append(True))
+    assert sum(slept) == pytest.approx(4.03)
+    assert max(slept) <= download.HEED_SECONDS
+    assert len(heeded) == len(slept)
 
 
 def sha256(data: bytes) -> str:
@@ -223,12 +351,13 @@ def test_a_disk_that_refuses_is_named_and_is_no_fault_of_the_network(server, rem
     assert len(server.asked) == 1
 
 
-def test_a_file_that_was_damaged_later_is_refused_with_the_command_that_repairs_it(server, remote, tmp_path):
+@pytest.mark.parametrize(("brought", "remedy"), [(False, "remove it with `rm .*corpus"), (True, "replace it by http:")])
+def test_a_file_that_was_damaged_later_is_refused_with_what_repairs_it(server, remote, tmp_path, brought, remedy):
     path = fetch(remote, tmp_path, received)
-    download.check(remote, path)
+    download.check(remote, path, brought=brought)
     path.write_bytes(ALTERED)
-    with pytest.raises(DataError, match=f"{sha256(ALTERED)}; expected .*{remote.sha256}; remove it with `rm "):
-        download.check(remote, path)
+    with pytest.raises(DataError, match=f"{sha256(ALTERED)}; expected .*{remote.sha256}; {remedy}"):
+        download.check(remote, path, brought=brought)
     path.unlink()
     with pytest.raises(DataError, match=r"cannot read .*corpus\.tgz: No such file"):
-        download.check(remote, path)
+        download.check(remote, path, brought=brought)

@@ -1,15 +1,17 @@
 """`aiayn plan`: its figures are those of real models and of a table made by hand; what would fail later fails now."""
 
 import dataclasses
+import hashlib
 import os
 
 import pytest
 import torch
 from test_flops import THE_WORK
 
-from aiayn import config, devices, flops, plan, results
+from aiayn import config, devices, flops, plan, results, wmt
 from aiayn.batching import Batch
 from aiayn.corpus import DataError
+from aiayn.download import Remote
 from aiayn.evaluate import parameters
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.transformer import Transformer
@@ -90,8 +92,8 @@ def test_memory_grows_with_the_micro_batch_and_a_row_that_does_not_fit_is_refuse
     assert large.memory > 2 * small.memory > 2 * 16 * small.parameters
     (*_, big) = planned(*ON_A_GPU, "plan.gpu=rtx4090", "hardware.tokens_per_micro_batch=25000")
     words = r"tokens_per_micro_batch=25000: big takes about 25.0 GB, a rtx4090 has 24; lower it"
-    assert any(words in line for line in plan.refusals([dataclasses.replace(big, memory=25e9)], 0.0))
-    assert plan.refusals([big], 0.0) == []  # control
+    assert any(words in line for line in plan.refusals([dataclasses.replace(big, memory=25e9)], []))
+    assert plan.refusals([big], []) == []  # control
 
 
 def test_on_eight_gpus_the_big_row_gets_three_and_on_a_cpu_every_row_what_it_asks_for() -> None:
@@ -144,9 +146,62 @@ def test_a_corpus_still_to_be_downloaded_is_planned_with_its_archives(tmp_path) 
     corpus = plan.corpus_of(config.compose_row(*words))
     assert corpus.to_write == 1_695_017_123 + 4_500_000 * 150
     assert "1.7 GB to download" in corpus.found
+    assert not corpus.complete
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(config.ConfigError, match=r"data\.source=nowhere: holds no training-parallel-europarl-v7\.tgz"):
         plan.corpus_of(config.compose_row(*words, "data.source=nowhere"))
+
+
+@pytest.fixture
+def archives(tmp_path, monkeypatch) -> config.Path:
+    """A folder with the archives of a corpus that has the names of WMT's, and contents of this test's own."""
+    folder = tmp_path / "archives"
+    folder.mkdir()
+
+    def kept(part: wmt.Part) -> wmt.Part:
+        content = part.archive.name.encode() * 997
+        (folder / part.archive.name).write_bytes(content)
+        remote = Remote(part.archive.url, len(content), hashlib.sha256(content).hexdigest())
+        return dataclasses.replace(part, archive=remote)
+
+    whole = wmt.CORPORA["wmt14_en_de"]
+    train, dev, test = tuple(map(kept, whole.train)), kept(whole.dev), kept(whole.test)
+    monkeypatch.setitem(wmt.CORPORA, "wmt14_en_de", dataclasses.replace(whole, train=train, dev=dev, test=test))
+    return folder
+
+
+@pytest.mark.parametrize("other", [b"too short", b"of the same size"], ids=lambda other: other.decode())
+def test_archives_of_the_right_names_are_refused_for_their_bytes(archives, tmp_path, capsys, other) -> None:
+    words = ["data=wmt14_en_de", "training.max_steps=17", f"output={tmp_path}", f"data.source={archives}"]
+    words.append(f"prepared={tmp_path}/prepared")
+    assert "configuration, data and disk are checked; memory" in printed(capsys, *words)
+    path = archives / "dev.tgz"
+    size = path.stat().st_size
+    path.write_bytes(other if other == b"too short" else other.ljust(size))
+    with pytest.raises(
+        DataError, match=rf"dev\.tgz: \d+ bytes .*; expected {size} bytes .*; replace it by http://data"
+    ):
+        plan.main(config.compose_row(*words))
+    assert "Nothing stands in the way" not in capsys.readouterr().out
+
+
+def test_it_says_which_things_are_checked_and_which_are_not(archives, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "free_bytes", lambda folder: 10**15)
+    words = ("data=wmt14_en_de", "training.max_steps=17", f"output={tmp_path}", f"prepared={tmp_path}/prepared")
+    unread = "; the data is not, it is still to be downloaded"
+    *_, last = printed(capsys, *words).splitlines()
+    assert last == (f"Nothing stands in the way: configuration and disk are checked{unread}; memory is not, on a CPU.")
+    on_a_gpu = (*words, "hardware=gpu", "scale=paper")
+    *_, last = printed(capsys, *on_a_gpu).splitlines()
+    assert last == f"Nothing stands in the way: configuration, memory and disk are checked{unread}."
+    downloads = tmp_path / "prepared" / "downloads"
+    downloads.mkdir(parents=True)
+    for path in archives.iterdir():
+        *_, last = printed(capsys, *on_a_gpu).splitlines()
+        assert unread in last
+        (downloads / path.name).write_bytes(path.read_bytes())
+    *_, last = printed(capsys, *on_a_gpu).splitlines()
+    assert last == "Nothing stands in the way: configuration, data, memory and disk are checked."
 
 
 def test_the_disk_estimate_is_what_a_run_leaves(finished) -> None:
@@ -182,11 +237,33 @@ def test_a_folder_of_another_run_and_a_full_disk_are_refused_before_anything_run
     (folder / "config.yaml").unlink()
     plan.main(run)  # control
     monkeypatch.setattr(plan, "free_bytes", lambda folder: 1000)
-    with pytest.raises(config.ConfigError, match=r"output=.*: the runs take about 0\.0 GB and 0\.0 are free"):
+    with pytest.raises(config.ConfigError, match=r"output=.*: about 0\.0 GB are to be written and 0\.0 are free"):
         plan.main(run)
 
 
+def test_each_disk_is_asked_for_its_own_share_and_one_that_holds_both_for_the_sum(toy_run, monkeypatch) -> None:
+    run = dataclasses.replace(toy_run, output="runs", prepared="corpora")
+    planned, corpus = [plan.estimate(run, plan.Corpus())], plan.Corpus(to_write=7e9)
+    free = {"runs": 5 * 10**9, "corpora": 6 * 10**9}
+    monkeypatch.setattr(plan, "free_bytes", lambda folder: free[str(folder)])
+    monkeypatch.setattr(plan, "disk_of", str)
+    runs, corpora = plan.disks(planned, corpus, 1)
+    assert (runs.keys, runs.free, corpora.keys, corpora.free) == ("output=runs", 5e9, "prepared=corpora", 6e9)
+    assert (runs.needed, corpora.needed) == (planned[0].disk + planned[0].checkpoint, 7e9)
+    assert plan.refusals(planned, [runs, corpora]) == [
+        "prepared=corpora: about 7.0 GB are to be written and 6.0 are free there; give a larger disk"
+    ]
+    free["corpora"] = 8 * 10**9
+    assert plan.refusals(planned, plan.disks(planned, corpus, 1)) == []  # though `output` has less than the sum
+    monkeypatch.setattr(plan, "disk_of", lambda folder: 0)
+    (both,) = plan.disks(planned, corpus, 1)
+    assert (both.keys, both.needed, both.free) == ("output=runs and prepared=corpora", runs.needed + 7e9, 5e9)
+    assert len(plan.refusals(planned, [both])) == 1
+
+
 def test_free_space_is_that_of_the_disk_where_the_folder_will_be(tmp_path) -> None:
+    assert plan.disk_of(tmp_path / "not" / "yet") == os.stat(tmp_path).st_dev
+    assert plan.disk_of(tmp_path) != plan.disk_of(config.Path("/proc"))  # control
     disk = os.statvfs(tmp_path)
     assert plan.free_bytes(tmp_path / "not" / "yet") == pytest.approx(disk.f_bavail * disk.f_frsize, rel=0.01)
 

@@ -12,12 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
 from aiayn import storage
+from aiayn.signals import Interrupted, StopFlag
 
 
 def test_a_block_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path):
@@ -254,3 +256,44 @@ def test_a_held_lock_is_refused_with_its_owner_and_a_dead_owners_is_taken_over(t
         owner.wait()
     with storage.lock(path, wait=False):
         pass
+
+
+def test_who_waits_for_a_lock_says_once_for_whom_and_gets_it_when_the_owner_is_done(tmp_path, monkeypatch):
+    path, told, turns, pauses = tmp_path / "lock", [], [], []
+    with ExitStack() as owner:
+        owner.enter_context(storage.lock(path, wait=False))
+
+        def heed() -> None:
+            turns.append(path.read_text())
+            if len(turns) == 7:
+                owner.close()
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            assert len(pauses) <= 7
+
+        monkeypatch.setattr(storage.time, "sleep", pause)
+        with storage.lock(path, wait=True, tell=told.append, heed=heed):
+            assert pauses == [storage.LOCK_SECONDS] * 7
+    mine = f"process {os.getpid()} on {os.uname().nodename}"
+    assert turns == [mine] * 7
+    assert told == [f"waiting: {tmp_path} is in use by {mine}"]
+    with storage.lock(path, wait=True, tell=pytest.fail, heed=pytest.fail):  # control: nobody to wait for
+        pass
+
+
+def test_who_waits_for_a_lock_heeds_a_signal(tmp_path):
+    path = tmp_path / "lock"
+
+    with ExitStack() as owner, StopFlag() as stop:
+        owner.enter_context(storage.lock(path, wait=False))
+
+        def signalled(message: str) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            owner.close()  # who does not heed gets the lock
+
+        waits = storage.lock(path, wait=True, tell=signalled, heed=stop.heed)
+        with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+            waits.__enter__()
+        with storage.lock(path, wait=False):  # it has taken nothing
+            pass

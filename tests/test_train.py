@@ -1,10 +1,13 @@
 """A run from end to end: it learns, it resumes as if nothing had happened, two ranks are one, it fails in one line."""
 
 import dataclasses
+import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +15,8 @@ import pytest
 import torch
 from runs import equal, rows
 
-from aiayn import checkpoint, config, jobs, storage, train
+from aiayn import checkpoint, config, jobs, storage, train, wmt
+from aiayn.download import Remote
 from aiayn.lightning_model import LightningTransformer, NonFinite
 
 
@@ -170,6 +174,40 @@ def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
     with storage.lock(folder / ".lock", wait=False):
         assert train.main(folder) == jobs.STORAGE
     assert "in use by process" in jobs.failure(folder)["cause"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_download_at_once_although_the_server_is_silent(
+    toy_run, server, tmp_path, monkeypatch, capsys, number
+):
+    """Without heed the second half would come, and then the other archives be asked for."""
+    content, goes_on = b"x" * 100_003, threading.Event()
+
+    def served(part: wmt.Part) -> wmt.Part:
+        server.files[part.archive.name] = content
+        remote = Remote(server.url(part.archive.name), len(content), hashlib.sha256(content).hexdigest())
+        return dataclasses.replace(part, archive=remote)
+
+    def half_of_it(answer, content: bytes) -> None:
+        answer.start(200, len(content))
+        answer.wfile.write(content[:50_021])
+        os.kill(os.getpid(), number)
+        goes_on.wait(20)
+        answer.wfile.write(content[50_021:])
+
+    whole = wmt.CORPORA["wmt14_en_de"]
+    corpus = wmt.Corpus("en-de", 2003, tuple(map(served, whole.train)), served(whole.dev), served(whole.test))
+    monkeypatch.setitem(wmt.CORPORA, "wmt14_en_de", corpus)
+    server.faults = [half_of_it]
+    data = dataclasses.replace(toy_run.data, name="wmt14_en_de", train_source="")
+    run = dataclasses.replace(toy_run, data=data, prepared=str(tmp_path / "prepared"))
+    storage.write_text(tmp_path / "run" / "config.yaml", config.to_yaml(run))
+    assert train.main(tmp_path / "run") == jobs.INTERRUPTED
+    goes_on.set()
+    assert f"stopped by {number.name}; repeat the command to go on from here" in capsys.readouterr().out
+    assert server.asked == [(corpus.archives[0].name, None)]
+    assert wmt.missing(corpus, tmp_path / "prepared" / "downloads") == [remote.name for remote in corpus.archives]
+    assert not (tmp_path / "run" / "failure.json").exists()
 
 
 @pytest.mark.slow

@@ -125,24 +125,26 @@ def prepare(
     max_length: int,
     progress: Callable[[str], None],
     moses: tuple[str, str] | None = None,
+    heed: Callable[[], None] = lambda: None,
 ) -> Dataset:
     """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
 
     Learns the tokenizer from the training text: `vocab_size` pieces of SentencePiece, or, given the languages of both
     sides as `moses`, what the released code's recipe gives. Drops training pairs with a side of more than `max_length`
-    tokens, EOS included; dev and test keep every line. One process works while others wait for it. Raises DataError
-    when the text is unfit, when `folder` was prepared from something else, or when it is damaged.
+    tokens, EOS included; dev and test keep every line. One process works while others wait for it; `heed` is called
+    again and again while this one waits or reads, and may raise. Raises DataError when the text is unfit, when `folder`
+    was prepared from something else, or when it is damaged.
     """
     vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
     settings = {**vocabulary, "max_length": max_length, **origin.identity}
     if (folder / "manifest.json").exists():
         return _prepared_before(folder, settings)
-    with storage.lock(folder / ".lock", wait=True):
+    with storage.lock(folder / ".lock", wait=True, tell=progress, heed=heed):
         if (folder / "manifest.json").exists():
             return _prepared_before(folder, settings)
         storage.remove_unfinished(folder)
         text = origin.text()
-        pairs = _training_pairs(text["train"])
+        pairs = _training_pairs(text["train"], heed)
         if moses:
             progress(f"learning {moses_bpe.MERGES} merges of Moses tokens")
             moses_bpe.learn(pairs, moses, folder / "tokenizer.model")
@@ -178,9 +180,10 @@ def _names(parts: Sequence[Files]) -> str:
     return ", ".join(f"{files.source} and {files.target}" for files in parts)
 
 
-def _training_pairs(train: Sequence[Files]) -> Iterator[Pair]:
+def _training_pairs(train: Sequence[Files], heed: Callable[[], None]) -> Iterator[Pair]:
     empty = True
     for pair in _read(train, Counter()):
+        heed()
         empty = False
         yield pair
     if empty:

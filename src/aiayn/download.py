@@ -2,13 +2,17 @@
 
 import hashlib
 import http.client
+import queue
 import shlex
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiayn import storage
 from aiayn.corpus import DataError
@@ -20,6 +24,10 @@ FIRST_PAUSE_SECONDS = 1.0
 """Before the second attempt; twice as long before each further one."""
 
 TIMEOUT_SECONDS = 60.0
+
+HEED_SECONDS = 0.1
+"""How late a signal is heeded, at most, while the network is silent."""
+
 _BLOCK = 2**18
 # Answers that may be another one in a minute; every other error of a server is its last word
 _PASSING = {408, 425, 429, *range(500, 600)}
@@ -39,31 +47,49 @@ class Remote:
         return self.url.rpartition("/")[2]
 
 
-class _Interrupted(Exception):
+class Unavailable(DataError):
+    """The server does not give a file: it refuses, is not to be reached, or breaks off again and again."""
+
+
+class _BrokenOff(Exception):
     """An attempt that failed for a reason that may pass."""
 
 
-def fetch(remote: Remote, folder: Path, received: Callable[[int], None]) -> Path:
+class _Unreached(_BrokenOff):
+    """One in which the server did not answer."""
+
+
+def fetch(
+    remote: Remote,
+    folder: Path,
+    received: Callable[[int], None],
+    tell: Callable[[str], None] = lambda message: None,
+    heed: Callable[[], None] = lambda: None,
+) -> Path:
     """The file in `folder`, whole; `received` hears how many bytes are there. What is there already is not asked for.
 
-    Raises DataError with both sizes and both SHA-256 when something else came, or when the server gives nothing.
+    `tell` hears why an attempt failed and when the next one is; `heed` is called again and again, and may raise. Raises
+    DataError with both sizes and both SHA-256 when something else came, Unavailable when the server does not give it.
     """
     path, partial = folder / remote.name, partial_path(remote, folder)
     if path.exists():
         return path
-    for attempt in range(ATTEMPTS):
+    failed: list[_BrokenOff] = []
+    while len(failed) < ATTEMPTS:
         try:
-            _receive(remote, partial, received)
+            _receive(remote, partial, received, heed)
             break
-        except _Interrupted as error:
-            cause = error
-            if attempt < ATTEMPTS - 1:
-                time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
+        except _BrokenOff as error:
+            failed.append(error)
+            if len(failed) < ATTEMPTS:
+                pause = FIRST_PAUSE_SECONDS * 2 ** (len(failed) - 1)
+                tell(f"attempt {len(failed) + 1} of {ATTEMPTS} in {pause:.0f} s: {remote.url}: {error}")
+                _pause(pause, heed)
     else:
-        raise DataError(
-            f"{remote.url} broke off {ATTEMPTS} times, the last time with: {cause}; what came is kept, and the same"
-            " command goes on from there; or bring the file yourself and give its folder as data.source=..."
-        )
+        reached = any(not isinstance(error, _Unreached) for error in failed)
+        what = f"broke off {ATTEMPTS} times" if reached else f"could not be reached in {ATTEMPTS} attempts"
+        again = "what came is kept, and the same command goes on from there" if partial.exists() else "try again later"
+        raise Unavailable(f"{remote.url} {what}, the last time with: {failed[-1]}; {again}")
     size, sha256 = partial.stat().st_size, storage.sha256(partial)
     if (size, sha256) != (remote.size, remote.sha256):
         storage.remove(partial)
@@ -72,15 +98,19 @@ def fetch(remote: Remote, folder: Path, received: Callable[[int], None]) -> Path
     return path
 
 
-def check(remote: Remote, path: Path) -> None:
-    """DataError with both sizes and both SHA-256 when `path` is not that file."""
+def check(remote: Remote, path: Path, *, brought: bool) -> None:
+    """DataError with both sizes and both SHA-256 when `path` is not that file, and the remedy.
+
+    What was `brought` by hand is to be replaced; anything else comes again once it is removed.
+    """
     try:
         size, sha256 = path.stat().st_size, storage.sha256(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if (size, sha256) != (remote.size, remote.sha256):
-        remedy = f"; remove it with `rm {shlex.quote(str(path))}` and give the same command again"
-        raise _refusal(remote, str(path), f"{size} bytes with SHA-256 {sha256}", remedy)
+        removed = f"remove it with `rm {shlex.quote(str(path))}` and give the same command again"
+        remedy = f"replace it by {remote.url}" if brought else removed
+        raise _refusal(remote, str(path), f"{size} bytes with SHA-256 {sha256}", f"; {remedy}")
 
 
 def missing_bytes(remote: Remote, folder: Path) -> int:
@@ -96,8 +126,15 @@ def partial_path(remote: Remote, folder: Path) -> Path:
     return folder / f".{remote.name}.part"
 
 
-def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> None:
-    """Asks once for what is missing and appends it; _Interrupted when less came than was promised."""
+def _pause(seconds: float, heed: Callable[[], None]) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        heed()
+        time.sleep(min(left, HEED_SECONDS))
+
+
+def _receive(remote: Remote, partial: Path, received: Callable[[int], None], heed: Callable[[], None]) -> None:
+    """Asks once for what is missing and appends it; _BrokenOff when less came than was promised."""
     start = partial.stat().st_size if partial.exists() else 0
     if start >= remote.size:
         return
@@ -105,53 +142,106 @@ def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> 
     if start:
         headers["Range"] = f"bytes={start}-"
     try:
-        with urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT_SECONDS) as it:
-            _append(remote, partial, start, it, received)
+        with _asked(urllib.request.Request(remote.url, headers=headers), heed) as (answer, blocks):
+            _append(remote, partial, start, answer, blocks, received)
     except urllib.error.HTTPError as error:
-        answer = f"{error.code} {error.reason}"
+        said = f"{error.code} {error.reason}"
         error.close()
         if error.code == 416:  # the server holds less than we have: ours cannot be the beginning of its file
             storage.remove(partial)
         elif error.code not in _PASSING:
-            raise DataError(f"{remote.url}: the server answers {answer}") from error
-        raise _Interrupted(answer) from error
+            raise Unavailable(f"{remote.url}: the server answers {said}") from error
+        raise _BrokenOff(said) from error
+    except urllib.error.URLError as error:
+        raise _Unreached(_cause(error.reason)) from error
     except (OSError, http.client.HTTPException) as error:  # of the network: storage has its own
-        raise _Interrupted(str(error) or type(error).__name__) from error
+        raise _BrokenOff(_cause(error)) from error
+
+
+@contextmanager
+def _asked(
+    request: urllib.request.Request, heed: Callable[[], None]
+) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
+    """The server's answer and its blocks, got by a thread: this one heeds however long the network is silent."""
+    got: queue.Queue[Any] = queue.Queue(2)  # the answer, its blocks, an empty one or an error
+    left = threading.Event()
+
+    def get() -> None:
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+                got.put(answer)
+                block = b"more"
+                while block and not left.is_set():
+                    block = answer.read1(_BLOCK)
+                    got.put(block)
+        except Exception as error:
+            got.put(error)
+
+    def following() -> Any:
+        while True:
+            heed()
+            with suppress(queue.Empty):
+                item = got.get(timeout=HEED_SECONDS)
+                if isinstance(item, Exception):
+                    raise item
+                return item
+
+    threading.Thread(target=get, daemon=True).start()
+    try:
+        yield following(), iter(following, b"")
+    finally:
+        left.set()
+        with suppress(queue.Empty):  # else the thread could wait for room for ever
+            while True:
+                got.get_nowait()
 
 
 def _append(
-    remote: Remote, partial: Path, start: int, answer: http.client.HTTPResponse, received: Callable[[int], None]
+    remote: Remote,
+    partial: Path,
+    start: int,
+    answer: http.client.HTTPResponse,
+    blocks: Iterator[bytes],
+    received: Callable[[int], None],
 ) -> None:
     length = answer.headers.get("Content-Length")
     if answer.status == 206:
         first, _, total = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
         if first.partition("-")[0] != str(start):
             storage.remove(partial)
-            raise _Interrupted(f"asked for the bytes from {start}, the server sends {first or 'others'}")
+            raise _BrokenOff(f"asked for the bytes from {start}, the server sends {first or 'others'}")
     else:
         start, total = 0, length or "*"
     if total not in ("*", str(remote.size)):
         # Something else, an error page perhaps: what came before stays as it is
-        raise _refusal(remote, remote.url, _measured(answer, remote.size))
+        raise _refusal(remote, remote.url, _measured(answer, blocks, remote.size))
     if start == 0:
         storage.remove(partial)
     there = start
     with storage.appending(partial) as file:
-        while there <= remote.size and (block := answer.read1(_BLOCK)):
+        for block in blocks:
             storage.append_bytes(file, partial, block)
             there += len(block)
             received(there)
+            if there > remote.size:
+                break
     if there < (remote.size if length is None else start + int(length)):
-        raise _Interrupted(f"the connection ended after {there} of {remote.size} bytes")
+        raise _BrokenOff(f"the connection ended after {there} of {remote.size} bytes")
 
 
-def _measured(answer: http.client.HTTPResponse, most: int) -> str:
+def _measured(answer: http.client.HTTPResponse, blocks: Iterator[bytes], most: int) -> str:
     digest, size = hashlib.sha256(), 0
-    while size <= most and (block := answer.read(_BLOCK)):
+    for block in blocks:
         digest.update(block)
         size += len(block)
+        if size > most:
+            break
     kind = answer.headers.get_content_type()
     return f"{size} bytes" + (f" with SHA-256 {digest.hexdigest()}, {kind}" if size <= most else " and more")
+
+
+def _cause(error: BaseException | str) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _refusal(remote: Remote, where: str, found: str, remedy: str = "") -> DataError:

@@ -10,7 +10,7 @@ from aiayn.dataset import Dataset
 from aiayn.devices import Turn
 from aiayn.evaluate import parameters
 from aiayn.schema import ROWS, Config, ConfigError, Model
-from aiayn.storage import free_bytes
+from aiayn.storage import disk_of, free_bytes
 
 GIGA = 1e9
 # CUDA's own context and the workspaces of its matrix products
@@ -31,6 +31,7 @@ class Corpus:
     target_tokens: int | None = None
     to_write: float = 0.0
     found: str = ""
+    complete: bool = True  # nothing is left to download
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: Corpus)
 
 
 def corpus_of(run: Config) -> Corpus:
-    """The corpus, every byte of it checked: prepared, or still the text alone.
+    """The corpus, every byte that is there checked: prepared, or still the text alone, or what is downloaded of it.
 
     Raises ConfigError for text that cannot be had, DataError for text or prepared data that is damaged.
     """
@@ -136,9 +137,14 @@ def corpus_of(run: Config) -> Corpus:
     prepare.check(run)
     remote = prepare.downloaded(run.data)
     if remote:
-        to_come, encoded = wmt.needed(remote, prepare.archives(run))
-        found = f"about {remote.pairs:,} pairs, {to_come / GIGA:.1f} GB to download"
-        return Corpus(to_write=to_come + encoded, found=f"{found}; not prepared yet: lengths are assumed")
+        folder = prepare.archives(run)
+        absent = wmt.missing(remote, folder)
+        there = [archive for archive in remote.archives if archive.name not in absent]
+        wmt.check(there, folder, lambda message: None, brought=bool(run.data.source))
+        to_come, encoded = wmt.needed(remote, folder)
+        state = f"{to_come / GIGA:.1f} GB to download" if absent else "every archive as its SHA-256 says"
+        found = f"about {remote.pairs:,} pairs, {state}; not prepared yet: lengths are assumed"
+        return Corpus(to_write=to_come + encoded, found=found, complete=not absent)
     counts, characters = [], 0
     for split, (files,) in prepare.sources(run.data).items():
         dropped = Counter[str]() if split == "train" else None
@@ -162,14 +168,32 @@ def _prepared(dataset: Dataset) -> Corpus:
     )
 
 
-def disk(planned: list[Row], corpus: Corpus, available: int) -> float:
-    """Bytes still to be written: what finished runs keep, and one checkpoint more of each that is at work."""
+@dataclass(frozen=True)
+class Disk:
+    """A disk that is to be written to: the keys that name it, and bytes, needed and free."""
+
+    keys: str
+    needed: float
+    free: int
+
+
+def disks(planned: list[Row], corpus: Corpus, available: int) -> list[Disk]:
+    """That of the runs and that of the corpus, which may be one.
+
+    Runs take what they keep when finished, and one checkpoint more of each that is at work.
+    """
     left = [row for row in planned if not jobs.is_finished(row.run)]
     being_written = sorted((row.checkpoint for row in left), reverse=True)[:available]
-    return sum(row.disk for row in left) + sum(being_written) + corpus.to_write
+    runs = sum(row.disk for row in left) + sum(being_written)
+    run = planned[0].run
+    output, prepared = Path(run.output), Path(run.prepared)
+    keys = f"output={run.output}", f"prepared={run.prepared}"
+    if disk_of(output) == disk_of(prepared):
+        return [Disk(" and ".join(keys), runs + corpus.to_write, free_bytes(output))]
+    return [Disk(keys[0], runs, free_bytes(output)), Disk(keys[1], corpus.to_write, free_bytes(prepared))]
 
 
-def refusals(planned: list[Row], needed: float) -> list[str]:
+def refusals(planned: list[Row], written: list[Disk]) -> list[str]:
     """Everything that would stop a run later: folders of other runs, too little memory, too little disk."""
     found = []
     for row in planned:
@@ -183,13 +207,13 @@ def refusals(planned: list[Row], needed: float) -> list[str]:
                 f"hardware.tokens_per_micro_batch={row.run.hardware.tokens_per_micro_batch}: {row.name} takes about"
                 f" {row.memory / GIGA:.1f} GB, a {row.run.plan.gpu} has {limit:g}; lower it"
             )
-    run = planned[0].run
-    free = free_bytes(Path(run.output))
-    if needed > free:
-        found.append(
-            f"output={run.output}: the runs take about {needed / GIGA:.1f} GB and {free / GIGA:.1f} are free there;"
-            " give another output, or lower training.keep_checkpoints"
-        )
+    for disk in written:
+        if disk.needed > disk.free:
+            fewer = ", or lower training.keep_checkpoints" if disk.keys.startswith("output") else ""
+            found.append(
+                f"{disk.keys}: about {disk.needed / GIGA:.1f} GB are to be written and {disk.free / GIGA:.1f} are free"
+                f" there; give a larger disk{fewer}"
+            )
     return found
 
 
@@ -207,9 +231,9 @@ def main(run: Config) -> None:
         raise ConfigError(f"plan.gpus={available}: must be at least hardware.devices={hardware.devices}")
     most = devices.most_of_one(hardware, available)
     turns = devices.best_schedule(planned, hardware.devices, most, available)
-    needed = disk(planned, corpus, available)
-    print("\n".join(text(planned, turns, corpus, available, needed)))
-    refused = refusals(planned, needed)
+    written = disks(planned, corpus, available)
+    print("\n".join(text(planned, turns, corpus, available, written)))
+    refused = refusals(planned, written)
     for line in refused:
         print(f"REFUSED: {line}")
     if failure:
@@ -217,7 +241,21 @@ def main(run: Config) -> None:
     if refused:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         raise ConfigError(refused[0] + more)
-    print("Nothing stands in the way: configuration, data, memory and disk are checked.")
+    print(f"Nothing stands in the way: {checked(run, corpus)}.")
+
+
+def checked(run: Config, corpus: Corpus) -> str:
+    """What has been checked, and what could not be."""
+    known, unknown = ["configuration"], ""
+    if corpus.complete:
+        known.append("data")
+    else:
+        unknown += "; the data is not, it is still to be downloaded"
+    if flops.device(run.hardware, run.plan.gpu).memory:
+        known.append("memory")
+    else:
+        unknown += "; memory is not, on a CPU"
+    return f"{', '.join(known)} and disk are checked{unknown}"
 
 
 def duration(seconds: float) -> str:
@@ -225,7 +263,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h" if seconds >= 7200 else f"{seconds / 60:.1f} min"
 
 
-def text(planned: list[Row], turns: list[Turn[Row]], corpus: Corpus, available: int, needed: float) -> list[str]:
+def text(planned: list[Row], turns: list[Turn[Row]], corpus: Corpus, available: int, written: list[Disk]) -> list[str]:
     """The plan as lines."""
     run = planned[0].run
     device, of = flops.device(run.hardware, run.plan.gpu), run.hardware.accelerator
@@ -259,7 +297,6 @@ def text(planned: list[Row], turns: list[Turn[Row]], corpus: Corpus, available: 
     data = config.setting(run)
     known = "of the prepared corpus" if corpus.vocab_size else "assumed"
     epochs = f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of base" if corpus.target_tokens else ""
-    free = free_bytes(Path(run.output)) / GIGA
     queues: list[list[str]] = [[] for _ in range(available)]
     for turn in turns:
         for number in turn.devices:
@@ -272,7 +309,10 @@ def text(planned: list[Row], turns: list[Turn[Row]], corpus: Corpus, available: 
         f" weighted by tokens{epochs}.",
         "GB: on each device, estimated. Left out: evaluation, start-up, what devices that share a row tell each other.",
         *(["Cost: give plan.price_per_hour of one device."] if price is None else []),
-        f"Disk: {needed / GIGA:.2f} GB to be written, {free:.1f} GB free for output={run.output}.",
+        *(
+            f"Disk: {disk.needed / GIGA:.2f} GB to be written, {disk.free / GIGA:.1f} GB free for {disk.keys}."
+            for disk in written
+        ),
         f"Data: {corpus.found}.",
         "Schedule, longest first, as a sweep on one machine with these devices works through it:",
         *(f"  {unit} {number}: {', '.join(queue) or 'idle'}" for number, queue in enumerate(queues)),

@@ -38,8 +38,11 @@ def sources(data: Data) -> Text:
     }
 
 
-def prepare(config: Config, tell: Callable[[str], None]) -> Dataset:
-    """The encoded corpus under `<prepared>/<data>`, with the paper's tokenizer `<data>.paper`; made only once."""
+def prepare(config: Config, tell: Callable[[str], None], heed: Callable[[], None] = lambda: None) -> Dataset:
+    """The encoded corpus under `<prepared>/<data>`, with the paper's tokenizer `<data>.paper`; made only once.
+
+    `heed` is called again and again, also while it waits for the network or for another process, and may raise.
+    """
     check(config)
     data = config.data
     corpus = downloaded(data)
@@ -47,9 +50,9 @@ def prepare(config: Config, tell: Callable[[str], None]) -> Dataset:
         text = sources(data)
         origin = Origin(fingerprints(text), lambda: text)
     else:
-        origin = Origin(wmt.identity(corpus), partial(_fetched, corpus, config, tell))
+        origin = Origin(wmt.identity(corpus), partial(_fetched, corpus, config, tell, heed))
     moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
-    return prepare_dataset(folder(config), origin, data.vocab_size, data.max_length, tell, moses)
+    return prepare_dataset(folder(config), origin, data.vocab_size, data.max_length, tell, moses, heed)
 
 
 def folder(config: Config) -> Path:
@@ -67,10 +70,11 @@ def archives(config: Config) -> Path:
     return Path(config.data.source or Path(config.prepared) / "downloads")
 
 
-def _fetched(corpus: wmt.Corpus, config: Config, tell: Callable[[str], None]) -> Text:
+def _fetched(corpus: wmt.Corpus, config: Config, tell: Callable[[str], None], heed: Callable[[], None]) -> Text:
     tell(f"{config.data.name}: {wmt.estimate(corpus, archives(config), Path(config.prepared))}")
     if not config.data.source:
-        wmt.fetch(corpus, archives(config), tell)
+        wmt.fetch(corpus, archives(config), tell, heed)
+    wmt.check(corpus.archives, archives(config), tell, brought=bool(config.data.source))
     return wmt.text(corpus, archives(config), tell)
 
 

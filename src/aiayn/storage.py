@@ -4,13 +4,18 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 # Where a process can die, a disk refuse or time pass, in the order in which a file goes through them
 POINTS = ("locked", "opened", "written", "synced", "renamed", "appending", "appended", "removing", "removed")
+
+
+# Between two tries for a lock: how late a signal is heeded, and a free lock noticed, at most
+LOCK_SECONDS = 0.1
 
 
 class StorageError(Exception):
@@ -110,10 +115,13 @@ def adopt(partial: Path, path: Path) -> None:
 
 def free_bytes(folder: Path) -> int:
     """What the disk that holds `folder`, or will hold it, has left for us."""
-    while not folder.exists():
-        folder = folder.absolute().parent
-    disk = os.statvfs(folder)
+    disk = os.statvfs(_existing(folder))
     return disk.f_bavail * disk.f_frsize
+
+
+def disk_of(folder: Path) -> int:
+    """The number of the disk that holds `folder`, or will hold it."""
+    return _existing(folder).stat().st_dev
 
 
 def read_lines(path: Path) -> list[str]:
@@ -147,10 +155,17 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def lock(path: Path, *, wait: bool) -> Iterator[None]:
+def lock(
+    path: Path,
+    *,
+    wait: bool,
+    tell: Callable[[str], None] = lambda message: None,
+    heed: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
     """Holds `path` for this process; the kernel drops it with the process, so a dead owner never blocks anyone.
 
-    Waits for the owner when `wait`; otherwise raises InUse with the owner's process and host.
+    When `wait`, waits for the owner: `tell` hears once for whom, and `heed` is called again and again, and may raise.
+    Otherwise raises InUse with the owner's process and host.
     """
     try:
         _make_folder(path.parent)
@@ -158,12 +173,17 @@ def lock(path: Path, *, wait: bool) -> Iterator[None]:
     except OSError as error:
         raise StorageError(f"cannot lock {path}: {error.strerror or error}") from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as error:
+        waiting = False
+        while not _locked(file):
             file.seek(0)
-            owner = file.read().decode() or "another process"
-            raise InUse(f"{path.parent} is in use by {owner}: wait for it or stop it") from error
+            in_use = f"{path.parent} is in use by {file.read().decode() or 'another process'}"
+            if not wait:
+                raise InUse(f"{in_use}: wait for it or stop it")
+            if not waiting:
+                tell(f"waiting: {in_use}")
+                waiting = True
+            heed()
+            time.sleep(LOCK_SECONDS)
         try:
             _sign(file, f"process {os.getpid()} on {os.uname().nodename}")
             fault("locked", path)
@@ -173,6 +193,14 @@ def lock(path: Path, *, wait: bool) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
+
+
+def _locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _sign(file: BinaryIO, owner: str) -> None:
@@ -186,6 +214,12 @@ def _give_name(written: Path, path: Path) -> None:
     written.replace(path)
     fault("renamed", path)
     _flush_folder(path.parent)
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists():
+        folder = folder.absolute().parent
+    return folder
 
 
 def _make_folder(folder: Path) -> None:

@@ -80,7 +80,7 @@ def train(run: Config, folder: Path) -> None:
                 tell(message)
                 stop.heed()
 
-            dataset = prepare(run, prepared)
+            dataset = prepare(run, prepared, stop.heed)
         stop.heed()
         if rank == 0:
             jobs.check_data(folder, dataset.sha256)

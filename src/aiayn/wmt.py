@@ -2,7 +2,7 @@
 
 import html
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,13 +137,17 @@ def estimate(corpus: Corpus, archives: Path, prepared: Path) -> str:
     return f"{sizes}; {_size(free)} are free"
 
 
-def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None]) -> None:
+def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None], heed: Callable[[], None]) -> None:
     """Every archive, whole, in `downloads`: what is there is not asked for, what broke off is gone on with.
 
-    One process downloads while others wait for it. A terminal sees bars, a log one line for each file.
+    One process downloads while others wait for it. A terminal sees bars, a log one line for each file. `heed` is called
+    again and again, and may raise. Raises DataError with what to bring by hand when a server does not give its file.
     """
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with storage.lock(downloads / ".lock", wait=True), progress.bars(*columns, TimeRemainingColumn()) as bars:
+    with (
+        storage.lock(downloads / ".lock", wait=True, tell=tell, heed=heed),
+        progress.bars(*columns, TimeRemainingColumn()) as bars,
+    ):
         for remote in corpus.archives:
             to_come = download.missing_bytes(remote, downloads)
             if to_come == 0 and (downloads / remote.name).exists():
@@ -151,17 +155,34 @@ def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None]) -> None:
             resumed = f", {_size(remote.size - to_come)} are there" if to_come < remote.size else ""
             tell(f"downloading {remote.url} ({_size(remote.size)}{resumed})")
             bar = bars.add_task(remote.name, total=remote.size, completed=remote.size - to_come)
-            download.fetch(remote, downloads, lambda there, bar=bar: bars.update(bar, completed=there))  # type: ignore[misc]
+            try:
+                download.fetch(
+                    remote,
+                    downloads,
+                    lambda there, bar=bar: bars.update(bar, completed=there),  # type: ignore[misc]
+                    tell,
+                    heed,
+                )
+            except download.Unavailable as error:
+                every = " ".join(remote.url for remote in corpus.archives)
+                raise DataError(
+                    f"{error}; or bring all {len(corpus.archives)} files into one folder by hand and give it as"
+                    f" data.source=FOLDER: {every}"
+                ) from error
+
+
+def check(archives: Iterable[Remote], folder: Path, tell: Callable[[str], None], *, brought: bool) -> None:
+    """DataError naming an archive in `folder` that is not WMT's, and the remedy, which depends on who `brought` it."""
+    for remote in archives:
+        tell(f"checking {folder / remote.name}")
+        download.check(remote, folder / remote.name, brought=brought)
 
 
 def text(corpus: Corpus, folder: Path, tell: Callable[[str], None]) -> Text:
-    """The splits, read from the archives in `folder`, each checked first; dev and test compared with sacrebleu's own.
+    """The splits, read from archives that are checked; dev and test compared with sacrebleu's own.
 
-    Raises DataError naming an archive that is not WMT's, or the first line that is not sacrebleu's.
+    Raises DataError naming the first line that is not sacrebleu's.
     """
-    for remote in corpus.archives:
-        tell(f"checking {folder / remote.name}")
-        download.check(remote, folder / remote.name)
 
     def files(part: Part) -> Files:
         archive = folder / part.archive.name
@@ -186,7 +207,8 @@ def compared(pairs: list[Pair], name: str, languages: str, environment: Mapping[
     home = Path(environment.get("SACREBLEU") or Path.home() / ".sacrebleu")
     paths = [home / name / f"{name.replace('/', '_')}.{languages}.{field}" for field in ("src", "ref")]
     if not all(path.is_file() for path in paths):
-        return f"{len(pairs)} lines, not compared with sacrebleu's {name}, which is not in {home}"
+        remedy = f"`sacrebleu -t {name} -l {languages} --echo src > /dev/null` fetches it"
+        return f"{len(pairs)} lines, not compared with sacrebleu's {name}, which is not in {home}: {remedy}"
     # sacrebleu leaves the entities of the SGML as they are
     theirs = [[html.unescape(line) for line in path.read_bytes().decode().split("\n")[:-1]] for path in paths]
     if len(pairs) != len(theirs[0]):
