@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,11 +53,33 @@ def slurm(tmp_path_factory) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def cluster(request, name, monkeypatch) -> None:
-    """SLURM where the launcher asks for it."""
+def cluster(request, name, monkeypatch, tmp_path) -> Iterator[None]:
+    """SLURM where the launcher asks for it; Ray stays on this machine's loopback. Neither leaves a process behind."""
     if name == "slurm":
         for key, value in request.getfixturevalue("slurm").items():
             monkeypatch.setenv(key, value)
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # the paths of its sockets have to be short
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        yield
+        assert at_work_in(tmp_path) == []
+
+
+def at_work_in(folder: Path) -> list[str]:
+    """The processes that are in a folder; those that are about to end have some seconds to do so."""
+    deadline = time.monotonic() + 20
+    while found := [process for process in Path("/proc").glob("[0-9]*") if _is_in(process, folder)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    return [(process / "cmdline").read_bytes().replace(b"\0", b" ").decode() for process in found]
+
+
+def _is_in(process: Path, folder: Path) -> bool:
+    try:
+        return (process / "cwd").readlink() == folder
+    except OSError:  # ended meanwhile, or nobody's but the kernel's
+        return False
 
 
 def weights(folder: Path) -> dict[str, str]:
@@ -81,16 +105,26 @@ def local(words, aiayn_in, tmp_path_factory) -> dict[str, str]:
     return weights(folder)
 
 
-def worker_of(folder: Path, row: str) -> int:
+@contextmanager
+def begun(folder: Path, name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A sweep at work."""
+    command = [sys.executable, "-m", "aiayn", "train", "-m", f"hydra/launcher={name}", *words]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as sweep:
+        try:
+            yield sweep
+        finally:
+            sweep.kill()
+
+
+def worker_of(sweep: subprocess.Popen[str], folder: Path, row: str) -> int:
     """The process that trains a row, once it has recorded an update."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
+    while sweep.poll() is None:
         for metrics in folder.glob(f"runs/*/{row}/*/metrics.jsonl"):
             owner = (metrics.parent / ".lock").read_text().split()
             if owner and metrics.stat().st_size:
                 return int(owner[1])
         time.sleep(0.005)
-    raise AssertionError(f"{row} was not begun")
+    raise AssertionError(f"{row} was not begun: {sweep.communicate()[0]}")
 
 
 @pytest.mark.slow
@@ -99,27 +133,116 @@ def worker_of(folder: Path, row: str) -> int:
 def test_a_sweep_of_six_rows_of_which_one_is_killed_finishes_and_has_the_bits_of_the_local_launcher(
     name, options, words, local, tmp_path
 ) -> None:
-    command = [sys.executable, "-m", "aiayn", "train", "-m", f"hydra/launcher={name}", *options, *words]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as sweep:
-        os.kill(worker_of(tmp_path, KILLED), signal.SIGKILL)
+    before = tasks_of_arrays() if name == "slurm" else set()
+    with begun(tmp_path, name, *options, *words) as sweep:
+        os.kill(worker_of(sweep, tmp_path, KILLED), signal.SIGKILL)
         printed, _ = sweep.communicate()
     assert sweep.returncode == jobs.FAILED, printed
+    assert f"{KILLED:<19} seed 1  failed  killed by SIGKILL" in printed
+    assert "1 of 6 runs failed; repeat the command to try them again" in printed
     assert weights(tmp_path) == {row: sha256 for row, sha256 in local.items() if row != KILLED}
     (failure,) = map(_load, tmp_path.glob("runs/*/*/*/failure.json"))
     assert failure["cause"] == "killed by SIGKILL"
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert again.returncode == jobs.DONE, again.stdout + again.stderr
+    if name == "slurm":
+        number, *others = {task.partition("_")[0] for task in tasks_of_arrays() - before}
+        assert others == []
+        assert tasks_of_arrays() - before == {f"{number}_{task}" for task in range(len(ROWS))}
+    with begun(tmp_path, name, *options, *words) as again:
+        printed, _ = again.communicate()
+    assert again.returncode == jobs.DONE, printed
+    assert "6 runs, 5 finished before" in printed
     assert weights(tmp_path) == local
+    if name == "slurm":
+        assert len(tasks_of_arrays() - before) == len(ROWS) + 1
     assert len(set(local.values())) == len(ROWS)  # control: rows differ
 
 
+def tasks_of_arrays() -> set[str]:
+    """What SLURM has ever been given, each as the number of an array and a place in it."""
+    return set(asked("squeue", "--array", "--states=all", "--noheader", "--format=%F_%K"))
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("name", "options"), LAUNCHERS[1:2])
-def test_a_wrong_row_stops_no_other(name, options, words, aiayn_in, tmp_path) -> None:
+def test_a_row_that_cannot_begin_stops_no_other(name, options, words, aiayn_in, tmp_path) -> None:
+    """One folder holds another run, one is in use: the first is known before anything is launched."""
+    free, other, used = (
+        config.compose_row(*words[:-1], f"experiment={row}", f"output={tmp_path}/runs") for row in ROWS[:3]
+    )
+    storage.write_text(config.run_folder(other) / "config.yaml", config.to_yaml(free))
     launched = ("train", "-m", f"hydra/launcher={name}", *options, *words[:-1])
-    printed = aiayn_in(tmp_path, *launched, "experiment=c_n2", "model.dropout=1.5,0.1", code=1)
-    assert "model.dropout=1.5: must be at least 0 and below 1" in printed.stderr
-    assert list(weights(tmp_path)) == ["c_n2"]
+    with jobs.claim(used):
+        printed = aiayn_in(tmp_path, *launched, f"experiment={','.join(ROWS[:3])}", code=jobs.FAILED)
+    assert f"{other.experiment} seed 1  failed  model.num_heads=1: " in printed.stdout
+    assert f"{used.experiment} seed 1  failed  exit code {jobs.STORAGE}; its own output says why" in printed.stdout
+    assert f"{used.experiment}/seed1 is in use by process {os.getpid()}" in printed.stderr
+    assert "2 of 3 runs failed; repeat the command to try them again" in printed.stdout
+    assert list(weights(tmp_path)) == [free.experiment]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(("name", "options"), [LAUNCHERS[1], LAUNCHERS[4]])
+def test_a_launched_sweep_that_is_stopped_or_killed_leaves_nobody_behind(name, options, words, tmp_path) -> None:
+    with begun(tmp_path, name, *options, *words) as sweep:
+        worker_of(sweep, tmp_path, ROWS[0])
+        assert len(at_work_in(tmp_path)) > 3  # control: the command, its launcher's workers and ours
+        sweep.send_signal(signal.SIGINT)
+        printed, _ = sweep.communicate()
+    assert (sweep.returncode, printed.split("\n")[-2]) == (
+        jobs.INTERRUPTED,
+        "aiayn: stopped; repeat the command to go on from here",
+    )
+    assert at_work_in(tmp_path) == []
+    with begun(tmp_path, name, *options, *words) as sweep:
+        worker_of(sweep, tmp_path, ROWS[0])
+        sweep.kill()
+    assert at_work_in(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(("name", "options"), LAUNCHERS[4:])
+@pytest.mark.parametrize("retries", [1, 0])
+def test_a_run_whose_ray_worker_is_lost_goes_on_as_often_as_max_retries_says(
+    retries, name, options, words, local, tmp_path
+) -> None:
+    row = [*options, f"hydra.launcher.ray.remote.max_retries={retries}", *words[:-1], f"experiment={KILLED}"]
+    with begun(tmp_path, name, *row) as sweep:
+        worker = worker_of(sweep, tmp_path, KILLED)
+        os.kill(int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        printed, _ = sweep.communicate()
+    if retries:
+        assert sweep.returncode == jobs.DONE, printed
+        assert weights(tmp_path) == {KILLED: local[KILLED]}
+    else:
+        assert sweep.returncode == jobs.FAILED
+        assert printed.split("\n")[-2].startswith("aiayn: hydra/launcher=on_ray: WorkerCrashedError: ")
+        assert weights(tmp_path) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(("name", "options"), LAUNCHERS[4:])
+def test_the_runs_of_a_ray_cluster_land_in_the_folder_of_the_command(name, options, words, local, tmp_path) -> None:
+    """A cluster that was started in another folder; its workers are there."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    ray = Path(sys.executable).with_name("ray")
+    start = ("start", "--head", "--num-cpus=1", "--port=16379", "--include-dashboard=false", "--disable-usage-stats")
+    subprocess.run([ray, *start], cwd=there, capture_output=True, check=True)
+    try:
+        row = [*options, "hydra.launcher.ray.init.address=127.0.0.1:16379", *words[:-1], f"experiment={KILLED}"]
+        with begun(here, name, *row) as sweep:
+            printed, _ = sweep.communicate()
+    finally:
+        subprocess.run([ray, "stop"], capture_output=True, check=True)
+    assert sweep.returncode == jobs.DONE, printed
+    assert weights(here) == {KILLED: local[KILLED]}
+    assert list(there.iterdir()) == []
+    assert at_work_in(there) == []
 
 
 @pytest.mark.slow
@@ -132,9 +255,8 @@ def test_a_slurm_job_that_is_warned_or_preempted_saves_goes_back_into_the_queue_
 ) -> None:
     """The command waits all the while; the job keeps its number and its place in the array."""
     row = [*words[:-1], f"experiment={KILLED}"]
-    command = [sys.executable, "-m", "aiayn", "train", "-m", "hydra/launcher=slurm", "hydra.launcher.timeout_min=20"]
-    with subprocess.Popen([*command, *row], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as sweep:
-        worker_of(tmp_path, KILLED)
+    with begun(tmp_path, "slurm", "hydra.launcher.timeout_min=20", *row) as sweep:
+        worker_of(sweep, tmp_path, KILLED)
         (job,) = asked("squeue", "--noheader", "--format=%A", "--states=RUNNING")
         if how == "warned":
             asked("scancel", "--signal=USR2", job)
