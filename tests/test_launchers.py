@@ -1,5 +1,6 @@
 """Sweeps through other people's launchers, for real: what the local one would have trained, bit for bit."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from lightning_fabric.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig, OmegaConf
 from one_node_slurm import PROGRAMS, is_installed, one_node_slurm
 
-from aiayn import cli, config, jobs, storage, train
+from aiayn import cli, config, jobs, launcher, storage, train
+from aiayn.schema import Config
 
 # Two hundred updates, of which each can be the one at which a worker is killed
 ROWS = ("base", "a_h1", "b_dk16", "c_n2", "c_dff1024", "d_dropout02")
@@ -27,7 +30,7 @@ POINTS = [(row, seed) for row in ("base", "a_h1") for seed in (1, 2)]
 WORDS = ("scale=smoke", "scale.steps=0.002", "training.checkpoint_every=500", "wandb.mode=disabled")
 
 
-def launcher(name: str, package: str, *options: str) -> object:
+def option(name: str, package: str, *options: str) -> object:
     """A launcher with options of its own; skipped before anything is trained where it is not installed."""
     there = not package or (find_spec("hydra_plugins") and find_spec(f"hydra_plugins.{package}"))
     skip = pytest.mark.skipif(not there, reason=f"needs hydra_plugins.{package}: pip install -e '.[launchers,ray]'")
@@ -35,11 +38,11 @@ def launcher(name: str, package: str, *options: str) -> object:
 
 
 LAUNCHERS = [
-    launcher("side_by_side", ""),
-    launcher("joblib", "hydra_joblib_launcher", "hydra.launcher.n_jobs=2"),
-    launcher("submitit_local", "hydra_submitit_launcher", "hydra.launcher.timeout_min=20"),
-    launcher("slurm", "hydra_submitit_launcher", "hydra.launcher.timeout_min=20"),
-    launcher("on_ray", "hydra_ray_launcher"),
+    option("side_by_side", ""),
+    option("joblib", "hydra_joblib_launcher", "hydra.launcher.n_jobs=2"),
+    option("submitit_local", "hydra_submitit_launcher", "hydra.launcher.timeout_min=20"),
+    option("slurm", "hydra_submitit_launcher", "hydra.launcher.timeout_min=20"),
+    option("on_ray", "hydra_ray_launcher"),
 ]
 
 
@@ -341,3 +344,103 @@ def test_inside_a_sweep_the_task_returns_its_code_and_alone_or_requeued_it_exits
         assert left.value.code == ended
     else:
         assert task(DictConfig({})) == ended
+
+
+@pytest.mark.skipif(not find_spec("submitit"), reason="needs pip install -e '.[launchers]'")
+def test_a_mistake_in_the_last_point_is_refused_before_another_launcher_is_asked(tmp_path, aiayn_in) -> None:
+    words = ("train", "-m", "hydra/launcher=slurm_dry_run", "model.dropout=0.1,1.5")
+    printed = aiayn_in(tmp_path, *words, code=jobs.WRONG_CONFIGURATION)
+    assert printed.stdout == ""
+    assert printed.stderr.startswith("aiayn: model.dropout=1.5: must be at least 0 and below 1")
+
+
+@pytest.fixture
+def four(toy_run, result_of) -> list[Config]:
+    """Finished before, in a folder of another run, and two to do, of which the last is there twice."""
+    rows = ("base", "a_h1", "b_dk16", "c_n2", "c_n2")
+    done, other, *_ = runs = [dataclasses.replace(toy_run, experiment=row) for row in rows]
+    storage.write_json(config.run_folder(done) / "result.json", result_of(done))
+    storage.write_text(config.run_folder(other) / "config.yaml", config.to_yaml(done))
+    return runs
+
+
+def test_another_launcher_gets_what_is_unfinished_and_can_begin_and_every_run_its_line(four, result_of, capsys) -> None:
+    given = []
+
+    def launch(numbers: list[int]) -> list[int]:
+        given.extend(numbers)
+        jobs.fail(config.run_folder(four[2]), jobs.NON_FINITE, "not finite")
+        storage.write_json(config.run_folder(four[4]) / "result.json", result_of(four[4]))
+        return [jobs.NON_FINITE, jobs.DONE]
+
+    assert launcher.hand_over(four, launch) == jobs.FAILED
+    assert given == [2, 4]
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first == "4 runs, 1 finished before"
+    assert [line.startswith(f"[{n}/4] {four[n - 1].experiment}+") for n, line in enumerate(lines, 2)] == [True] * 3
+    assert [line.partition("seed 1  ")[2][:18] for line in lines] == [
+        "failed  experiment",
+        "failed  not finite",
+        "finished  PPL 2.00",
+    ]
+    assert last == "2 of 4 runs failed; repeat the command to try them again"
+    assert launcher.unfinished(four) == [1, 2]  # what a dry run shows, and the next command
+
+
+@pytest.mark.parametrize(
+    ("code", "ended", "said"),
+    [
+        (jobs.STORAGE, jobs.FAILED, " seed 1  failed  exit code 5; its own output says why"),
+        (jobs.INTERRUPTED, jobs.INTERRUPTED, " seed 1  missing  after 0 steps\nstopped; repeat the command"),
+    ],
+)
+def test_a_run_that_left_nothing_in_its_folder_is_named_with_its_code(code, ended, said, four, capsys) -> None:
+    storage.write_text(config.run_folder(four[2]) / "config.yaml", config.to_yaml(four[2]))
+    assert launcher.hand_over([four[2]], lambda numbers: [code]) == ended
+    assert said in capsys.readouterr().out
+
+
+def test_when_nothing_is_left_no_launcher_is_asked(four, capsys) -> None:
+    assert launcher.hand_over(four[:1], lambda numbers: pytest.fail("asked")) == jobs.DONE
+    assert capsys.readouterr().out == "1 runs, 1 finished before\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "code", "line"),
+    [
+        ("joblib", KeyboardInterrupt(), 75, "aiayn: stopped; repeat the command to go on from here"),
+        ("slurm", KeyboardInterrupt(), 75, "aiayn: stopped; jobs that are submitted go on: squeue --me shows them"),
+        ("slurm", RuntimeError("no\nsrun"), 1, "aiayn: hydra/launcher=slurm: RuntimeError: no srun; jobs that are"),
+    ],
+)
+def test_a_launcher_that_is_stopped_or_fails_says_in_one_line_how_to_go_on(
+    name, error, code, line, monkeypatch, capsys
+) -> None:
+    class Failing:
+        def launch(self, points: object, initial_job_idx: int) -> None:
+            raise error
+
+    monkeypatch.syspath_prepend(Path(cli.__file__).with_name("plugins"))
+    rows = import_module("hydra_plugins.aiayn").Rows(None)
+    rows.launcher = Failing()
+    rows.config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": name}}}})
+    with pytest.raises(SystemExit) as left:
+        rows.codes([["seed=1"]])
+    assert left.value.code == code
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert printed.startswith(line)
+
+
+def test_a_task_works_in_the_folder_of_the_command_wherever_its_worker_was_started(tmp_path, monkeypatch) -> None:
+    worked = []
+    monkeypatch.setattr(cli.HydraConfig, "get", lambda: OmegaConf.create({"mode": "MULTIRUN"}))
+    monkeypatch.setattr(cli, "RunMode", type("RunMode", (), {"MULTIRUN": "MULTIRUN"}))
+    monkeypatch.setattr(config, "convert", lambda composed: None)
+    monkeypatch.setattr(jobs, "run_here", lambda run: worked.append(Path.cwd()) or jobs.DONE)
+    for name in ("command", "worker"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "command")
+    task = cli.task("train")
+    monkeypatch.chdir(tmp_path / "worker")
+    assert task(DictConfig({})) == jobs.DONE
+    assert worked == [tmp_path / "command"]
