@@ -122,6 +122,9 @@ class SlurmDryRun(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Prints the file that submitit would write for these runs, and which run is which job of the array."""
+        if not job_overrides:
+            print("# nothing to submit: every run is finished")
+            return []
         from submitit.slurm import slurm
 
         class Executor(slurm.SlurmExecutor):  # type: ignore[misc]
