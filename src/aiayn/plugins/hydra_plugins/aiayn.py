@@ -72,12 +72,12 @@ class Rows(BasicSweeper):
 
 
 def checked(context: HydraContext, composed: DictConfig, points: Sequence[Sequence[str]]) -> "list[Config]":
-    """The runs of a sweep, or the errors of `config.convert` and `prepare.sources`."""
+    """The runs of a sweep, or the errors of `config.convert` and `prepare.check`."""
     from aiayn import config, prepare
 
     runs = [config.convert(context.config_loader.load_sweep_config(composed, list(point))) for point in points]
     for run in runs:
-        prepare.sources(run.data)
+        prepare.check(run)
     return runs
 
 
