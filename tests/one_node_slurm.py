@@ -33,6 +33,8 @@ SelectTypeParameters=CR_CPU
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
+SchedulerParameters=sched_interval=1,bf_interval=1
+MinJobAge=3600
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=120
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn import config, schema, versions
+from aiayn import config, schema, signals, versions
 
 COMMANDS = {
     "prepare": "download, verify, clean, cut and encode a corpus",
@@ -178,10 +178,15 @@ def refuse_foreign(words: list[str]) -> None:
 
 def task(command: str) -> Callable[[DictConfig], int]:
     """What Hydra calls with the composed configuration; in a sweep it returns the exit code, alone it exits with it."""
+    folder, process = os.getcwd(), os.getpid()
 
     def run(composed: DictConfig) -> int:
+        if os.getppid() == process:  # joblib's workers would otherwise go on when the command is killed
+            os.environ["AIAYN_PARENT"] = str(process)
+            signals.die_with_parent()
         try:
             with one_line_errors():  # Hydra prints the overrides above an error that comes through it
+                os.chdir(folder)  # the workers of a Ray cluster are where Ray was started
                 converted = config.convert(composed)
                 if command == "train":
                     from aiayn import jobs, worker

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,15 +127,10 @@ class Sweep:
                         job.abort(f"no sign of life for {self.patience / 60:g} minutes: killed")
                 self.show()
                 time.sleep(POLL_SECONDS)
-        if stop.asked or jobs.INTERRUPTED in self.ended:
-            self.console.print("stopped; repeat the command to go on from here")
-            if signals.requeues(stop.asked):
-                self.console.print(signals.requeue())
-            return jobs.INTERRUPTED
-        failed = sum(code != jobs.DONE for code in self.ended)
-        if failed:
-            self.console.print(f"{failed} of {len(self.runs)} runs failed; repeat the command to try them again")
-        return jobs.FAILED if failed else jobs.DONE
+        code = conclude([*self.ended, jobs.INTERRUPTED if stop.asked else jobs.DONE], len(self.runs))
+        if signals.requeues(stop.asked):
+            print(signals.requeue())
+        return code
 
     def fill(self) -> None:
         """Begins as many runs as there are devices for; those that another command has are tried again each time."""
@@ -159,9 +155,9 @@ class Sweep:
                     return False
                 held.enter_context(jobs.claim(run))
                 if jobs.is_finished(run):
-                    self.report(run, folder, jobs.DONE)
+                    self.report(run, jobs.DONE)
                 elif written(run) not in (None, self.failed_before[folder]):
-                    self.report(run, folder, jobs.FAILED)
+                    self.report(run, jobs.FAILED)
                 else:
                     jobs.check_folder(run)
                     self.active[folder] = jobs.start(run, folder / "worker.log", held.pop_all(), environment)
@@ -177,15 +173,12 @@ class Sweep:
         """Says what became of a run whose workers have ended."""
         job = self.active.pop(folder)
         self.display.remove_task(self.bars.pop(folder))
-        self.report(job.run, folder, jobs.close(job))
+        self.report(job.run, jobs.close(job))
 
-    def report(self, run: Config, folder: Path, code: int) -> None:
+    def report(self, run: Config, code: int) -> None:
         """Counts a run and prints its line."""
         self.ended.append(code)
-        found = results.read_run(folder)
-        assert found is not None
-        log = f"  (log: {found.log})" if found.status == "failed" else ""
-        self.say(f"{report.row_line(run, found)}{log}")
+        self.say(line_of(run, code))
 
     def say(self, line: str) -> None:
         """Prints a run's line with its number."""
@@ -212,6 +205,52 @@ class Sweep:
         elsewhere = f", {len(self.elsewhere)} at work elsewhere" if self.elsewhere else ""
         state = f"{self.finished_before + len(self.ended)} of {len(self.runs)} done{elsewhere}"
         self.display.update(self.whole, completed=1 - left / self.total, state=state)
+
+
+def unfinished(runs: list[Config]) -> list[int]:
+    """The numbers of the runs that have no result; of those with one folder, one."""
+    numbers = {config.run_folder(run): number for number, run in enumerate(runs)}.values()
+    return [number for number in numbers if not jobs.is_finished(runs[number])]
+
+
+def hand_over(runs: list[Config], launch: Callable[[list[int]], list[int]]) -> int:
+    """Has another launcher begin what is unfinished, and says what became of it. Returns the exit code of the whole.
+
+    `launch` takes the numbers of runs and returns their exit codes when all have ended.
+    """
+    waiting, total = unfinished(runs), len({config.run_folder(run) for run in runs})
+    print(f"{total} runs, {total - len(waiting)} finished before", flush=True)
+    begun, lines, ended = [], [], []
+    for number in waiting:
+        try:
+            jobs.check_folder(runs[number])
+            begun.append(number)
+        except (ConfigError, StorageError, OSError) as error:
+            ended.append(jobs.FAILED)
+            lines.append(f"{name_of(runs[number])}  failed  {error}")
+    codes = launch(begun) if begun else []
+    lines += [line_of(runs[number], code) for number, code in zip(begun, codes, strict=True)]
+    for number, line in enumerate(lines, total - len(waiting) + 1):
+        print(f"[{number}/{total}] {line}")
+    return conclude([*ended, *codes], total)
+
+
+def line_of(run: Config, code: int) -> str:
+    """What became of a run that has ended with this code, in one line."""
+    found = results.read_run(config.run_folder(run))
+    if found is None or (code not in (jobs.DONE, jobs.INTERRUPTED) and found.status != "failed"):
+        return f"{name_of(run)}  failed  exit code {code}; its own output says why"
+    return f"{report.row_line(run, found)}{f'  (log: {found.log})' if found.log else ''}"
+
+
+def conclude(ended: list[int], total: int) -> int:
+    """The exit code of a sweep whose runs have ended with these; says how to go on."""
+    failed = sum(code != jobs.DONE for code in ended)
+    if jobs.INTERRUPTED in ended:
+        print("stopped; repeat the command to go on from here")
+    elif failed:
+        print(f"{failed} of {total} runs failed; repeat the command to try them again")
+    return jobs.INTERRUPTED if jobs.INTERRUPTED in ended else jobs.FAILED if failed else jobs.DONE
 
 
 def name_of(run: Config) -> str:

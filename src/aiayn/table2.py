@@ -1,6 +1,5 @@
 """Table 2 for our runs: BLEU on the test set of averaged checkpoints, and what training them computed."""
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
