@@ -29,7 +29,7 @@ COMMANDS = {
     "dashboard": "a W&B workspace that compares the rows, or what it would be made of",
     "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
     "bench": "tokens/s and memory beside other people's code in the same run; growth; where the time goes",
-    "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, everything is checked",
+    "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, all that is there is checked",
 }
 # The modules of these names are parts
 MODULES = {"report": "page", "attention": "attention_maps"}

@@ -60,14 +60,9 @@ def prepare_once(runs: list[Config]) -> None:
     corpora = {prepare.folder(run): run for run in runs if not jobs.is_finished(run)}
     failures: list[Exception] = []
     with signals.StopFlag() as stop, progress.stages("prepare") as tell:
-
-        def heeding(message: str) -> None:
-            tell(message)
-            stop.heed()
-
         for run in corpora.values():
             try:
-                prepare.prepare(run, heeding)
+                prepare.prepare(run, tell, stop.heed)
             except (DataError, StorageError, ValueError) as error:
                 failures.append(error)
                 tell(str(error))

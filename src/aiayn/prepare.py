@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from aiayn import progress, wmt
+from aiayn import progress, signals, wmt
 from aiayn.config import corpus_name
 from aiayn.corpus import EMBEDDED, Files, Text, fingerprints
 from aiayn.dataset import SPLITS, Dataset, Origin
@@ -80,8 +80,8 @@ def _fetched(corpus: wmt.Corpus, config: Config, tell: Callable[[str], None], he
 
 def main(config: Config) -> None:
     """Prepares and prints what was kept, what was dropped and why."""
-    with progress.stages("prepare") as tell:
-        dataset = prepare(config, tell)
+    with signals.StopFlag() as stop, progress.stages("prepare") as tell:
+        dataset = prepare(config, tell, stop.heed)
     print(f"{dataset.folder}: {dataset.tokenizer.vocab_size} pieces, SHA-256 {dataset.sha256}")
     for split, counts in dataset.manifest["splits"].items():
         dropped = ", ".join(f"{count} {reason}" for reason, count in counts["dropped"].items() if count) or "none"

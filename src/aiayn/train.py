@@ -75,12 +75,7 @@ def train(run: Config, folder: Path) -> None:
     compute_with(run.hardware.threads)
     with StopFlag() as stop:
         with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as tell:
-
-            def prepared(message: str) -> None:
-                tell(message)
-                stop.heed()
-
-            dataset = prepare(run, prepared, stop.heed)
+            dataset = prepare(run, tell, stop.heed)
         stop.heed()
         if rank == 0:
             jobs.check_data(folder, dataset.sha256)
