@@ -23,8 +23,8 @@ from aiayn.tokenizer import UNK, Tokenizer, forget_rarest
 
 # Paper: "about 37000 tokens" are 32K merges and the characters of the released code's corpus
 MERGES = 32_000
-MAX_LETTERS = 5_000_000
-"""Letters of the words that merges are learned from, the most frequent words first: some 300 000 of them."""
+MAX_LETTERS = 7_000_000
+"""Letters of the words that merges are learned from, the most frequent words first: half a million words or so."""
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # by their ids; Moses escapes the angle brackets of text
 _CUT = "@@"
 _PAIRS_AT_ONCE = 16_384
@@ -89,7 +89,7 @@ def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> Non
     # In an order of our own: subword-nmt breaks ties by it
     counts = sorted(words.items(), key=lambda word: (-word[1], word[0]))
     del words
-    # subword-nmt's tables take 150 bytes a letter and its time grows with them
+    # subword-nmt's tables take 140 bytes a letter, and its time grows with them
     letters = accumulate(len(word) for word, _ in counts)
     frequent = [word for word, total in zip(counts, letters, strict=True) if total <= MAX_LETTERS]
     written = io.StringIO(newline="\n")
