@@ -160,7 +160,9 @@ def test_each_corpus_of_unfinished_runs_is_prepared_once_before_any_worker(runs,
     with pytest.raises(DataError, match="two is damaged"):  # nothing is left to train on
         launcher.prepare_once(mixed)
     bad.clear()
-    monkeypatch.setattr(launcher.prepare, "prepare", lambda run, tell, heed: os.kill(os.getpid(), signal.SIGTERM) or heed())
+    monkeypatch.setattr(
+        launcher.prepare, "prepare", lambda run, tell, heed: os.kill(os.getpid(), signal.SIGTERM) or heed()
+    )
     with pytest.raises(Interrupted, match="SIGTERM"):
         launcher.prepare_once(mixed)
 

@@ -154,7 +154,7 @@ def flags_first(words: list[str]) -> list[str]:
             others.append(word)
             continue
         flags.append(word)
-        if word in FLAGS and word not in ALONE:
+        if word not in ALONE and "=" not in word:
             flags += islice(rest, 1)
     return flags + others
 
@@ -214,8 +214,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:  # whoever read the output has had enough: nothing is wrong, and Python is not to say so
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        os._exit(1)
     except Exception as error:
         code, line = explained(error)
         fail(line, code)
