@@ -109,6 +109,9 @@ def test_a_forecast_for_ranks_that_were_measured_stands_beside_the_measurement(r
     assert (eight.tokens, eight.ranks) == (25000, 8)
     assert eight.step_seconds == pytest.approx(9.54 / 8 / (989.4 * 0.41) + 0.05, rel=1e-3)
     assert eight.all_reduce_seconds == pytest.approx(2 * 7 / 8 * 4 * 63.05e6 / 450e9, rel=1e-3)
+    # On a CPU nothing is hidden; on GPUs all but the embedding's 37 000 rows
+    assert [line.last_share for line in (two, others[0])] == [1, 1]
+    assert [line.last_share for line in others[1:]] == [pytest.approx(37_000 * 512 / 63.05e6, rel=1e-3)] * 2
     assert "4.0 MB of gradients" in table.remarks[0]
 
 

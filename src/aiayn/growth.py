@@ -135,7 +135,8 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
 
 def forecasts(run: Config, pace: Pace, here: Point, measured: dict[int, Point]) -> list[Forecast]:
     """One training on several devices: as many as were measured, for comparison, and eight, and eight times eight."""
-    tokens, last = here.target_tokens / here.updates, _last_share(run, here.parameters)
+    tokens = here.target_tokens / here.updates
+    last = 1.0 if run.hardware.accelerator == "cpu" else _last_share(run, here.parameters)
 
     def on(name: str, ranks: int, link: Link, pace: Pace = pace) -> Forecast:
         return forecast.shared(name, pace, tokens, ranks, here.parameters, last, link)
@@ -228,7 +229,8 @@ def forecast_sheet(found: list[Forecast], here: Point, measured: dict[int, Point
     size = GRADIENT_BYTES * here.parameters / MEGA
     remarks = [
         f"the ranks share each update, here {here.target_tokens / here.updates:,.0f} target tokens, and add up"
-        f" {size:,.1f} MB of gradients, the embedding's after the backward pass and the rest during it",
+        f" {size:,.1f} MB of gradients: on GPUs during the backward pass, but for the embedding's; on CPUs the cores that"
+        " send are those that compute",
         "a table of 20 rows shares no update: its rows run side by side, which needs no all-reduce (aiayn plan)",
     ]
     return Sheet("one training on several devices, estimated", head, rows, remarks, words=(0, 7))
