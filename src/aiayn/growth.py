@@ -229,8 +229,8 @@ def forecast_sheet(found: list[Forecast], here: Point, measured: dict[int, Point
     size = GRADIENT_BYTES * here.parameters / MEGA
     remarks = [
         f"the ranks share each update, here {here.target_tokens / here.updates:,.0f} target tokens, and add up"
-        f" {size:,.1f} MB of gradients: on GPUs during the backward pass, but for the embedding's; on CPUs the cores that"
-        " send are those that compute",
+        f" {size:,.1f} MB of gradients: on GPUs during the backward pass, but for the embedding's; on CPUs the cores"
+        " that send are those that compute",
         "a table of 20 rows shares no update: its rows run side by side, which needs no all-reduce (aiayn plan)",
     ]
     return Sheet("one training on several devices, estimated", head, rows, remarks, words=(0, 7))
