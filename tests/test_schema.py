@@ -18,6 +18,7 @@ def test_every_number_has_a_range():
                     "target_space",
                     "zero_start",
                     "compile",
+                    "deterministic",
                     "project",
                     "entity",
                     "output",
