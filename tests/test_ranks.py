@@ -119,14 +119,12 @@ def test_when_one_rank_dies_the_other_ends_within_30_seconds_with_the_first_ones
 
 
 @pytest.mark.slow
-def test_in_a_sweep_over_four_devices_the_longest_row_has_three_and_is_what_it_is_on_one_two_and_three(
-    toy, tmp_path, aiayn
-):
+def test_in_a_sweep_over_four_devices_the_longest_row_has_three_and_is_what_it_is_on_one_to_four(toy, tmp_path, aiayn):
     """Without dropout, since a micro-batch has its own randomness and three ranks cut an update into others."""
     words = [*toy, "hardware.precision=64-true", "model.dropout=0", "seed=1"]
     layers, most, rows = "model.num_layers=4,1", ["hydra.launcher.devices=4", "hydra.launcher.most=3"], {}
     printed = aiayn("train", "-m", *words, layers, *most, f"output={tmp_path}/swept").stdout
-    for where in (1, 2, 3, "swept"):
+    for where in (1, 2, 3, 4, "swept"):
         own = [] if where == "swept" else [f"hardware.devices={where}"]
         for count in (4, 1):
             run = config.compose_row(*words, *own, f"model.num_layers={count}", f"output={tmp_path}/{where}")
@@ -144,7 +142,7 @@ def test_in_a_sweep_over_four_devices_the_longest_row_has_three_and_is_what_it_i
     assert equal(state(rows["swept", 1]), state(rows[1, 1]))
     one = state(rows[1, 4])
     assert not equal(one, state(rows[3, 4]))  # control: three ranks add up in another order
-    for ranks in (2, 3):
+    for ranks in (2, 3, 4):
         many = state(rows[ranks, 4])
         for name, weight in one.items():
             assert torch.allclose(weight, many[name], rtol=0, atol=1e-8), (ranks, name)
