@@ -27,8 +27,8 @@ MODULES = (
         "cores",
         "moses_bpe",
         "dataset",
-        "batching",
         "linear",
+        "batching",
     ),
     *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(

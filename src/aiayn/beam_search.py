@@ -86,6 +86,7 @@ def beam_search(
     # Paper: "input length + 50" (6.1) is silent about EOS: counted on both sides, as in the released code
     limits = source_offsets.diff() + max_extra  # (B,)
     longest = int(limits.max())
+    limits = limits.to(source.device)
     # Paper: silent; as in the released code 2W candidates, so that W go on even if W end, and greedy search for W = 1
     num_candidates = 2 * beam_size if beam_size > 1 else 1
 
@@ -169,7 +170,7 @@ def translate_ids(
         return beam_search(
             decoder,
             torch.from_numpy(packed).to(decoder.device),
-            torch.from_numpy(offsets).to(decoder.device),
+            torch.from_numpy(offsets),
             beam_size=beam_size,
             length_penalty=length_penalty,
             max_extra=max_extra,

@@ -102,7 +102,8 @@ def training(config: Config, precisions: list[str], device: str) -> dict[str, An
         assert isinstance(module, Transformer)
         batch = batches[number]
         hidden = module.hidden(batch)
-        return label_smoothed_cross_entropy(hidden, module.embedding.weight, batch.target, smoothing)[0]
+        weight, fused = module.embedding.weight, module.is_fused
+        return label_smoothed_cross_entropy(hidden, weight, batch.target, smoothing, fused=fused)[0]
 
     def their_loss(module: nn.Module, number: int) -> Tensor:
         batch = rectangles[number]

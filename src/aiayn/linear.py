@@ -42,6 +42,12 @@ def static_rows(tokens: int, device: torch.device) -> int:
     return -(-tokens // step) * step
 
 
+def sent(x: Tensor, device: torch.device | str) -> Tensor:
+    """x on the device; a GPU fetches it when it comes to it, and nobody waits for what it computes until then."""
+    # From memory that may be swapped out, the copy would begin, and this call end, after all that was asked for before
+    return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x.to(device)
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., I) times weight (O, I) transposed, plus bias (O,), as (..., O)."""
     if not _suits_onednn(x) or x.dim() != 2:

@@ -277,4 +277,4 @@ class Transformer(nn.Module):
 
 
 def _filled(tokens: Tensor, offsets: Tensor) -> Sentences:
-    return Sentences(offsets, static_rows(len(tokens), tokens.device))
+    return Sentences(offsets, static_rows(len(tokens), tokens.device), tokens.device)
