@@ -55,9 +55,7 @@ def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int)
     with torch.no_grad():
         for sentences in evaluation_batches(pairs.source_lengths, pairs.target_lengths, tokens_per_batch):
             batch = gather(pairs, sentences).to(device)
-            _, nats = label_smoothed_cross_entropy(
-                model.hidden(batch), model.embedding.weight, batch.target, 0.0, fused=model.is_fused
-            )
+            _, nats = label_smoothed_cross_entropy(model.hidden(batch), model.embedding.weight, batch.target, 0.0)
             total += float(nats)
     model.train(training)
     return total, int(pairs.target_lengths.sum())
