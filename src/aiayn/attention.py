@@ -161,8 +161,7 @@ def attention(
     all in the first (T, H * (2 K + V)).
     """
     if not (sentences.has_kernel and queries.dtype in KERNEL_TYPES and max(sizes[1:]) <= KERNEL_WIDTH):
-        mask = sentences.causal_mask if causal else memory_sentences.mask
-        return _Attention.apply(queries, keys_values, sentences, memory_sentences, mask, sizes)  # type: ignore[no-any-return, no-untyped-call]
+        return _padded_attention(queries, keys_values, sentences, memory_sentences, sizes, causal)  # type: ignore[no-any-return]
     num_heads, d_k, d_v = sizes
     if keys_values is None:
         parts = torch.split(queries, [num_heads * width for width in (d_k, d_k, d_v)], 1)
@@ -228,6 +227,20 @@ class _Attention(torch.autograd.Function):
         torch.bmm(weights.transpose(1, 2), to_heads.flatten(0, 1), out=to_v)
         to_keys_values = memory_sentences.merge(*to_memory) if to_memory else None
         return sentences.merge(*to_x), to_keys_values, None, None, None, None
+
+
+# Its shapes differ from batch to batch: a compiler would be asked for ever new ones, and what is around it too
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _padded_attention(
+    queries: Tensor,
+    keys_values: Tensor | None,
+    sentences: Sentences,
+    memory_sentences: Sentences,
+    sizes: tuple[int, int, int],
+    causal: bool,
+) -> Tensor:
+    mask = sentences.causal_mask if causal else memory_sentences.mask
+    return _Attention.apply(queries, keys_values, sentences, memory_sentences, mask, sizes)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _room(*parts: Tensor) -> list[Tensor]:
