@@ -30,7 +30,7 @@ class Unsettled:
     update: Update
     learning_rate: float
     names: list[str]  # of the P parameters
-    figures: Tensor  # (2 + P,) the sums of loss and nats, the norms of the gradients: on the host, once waited for
+    figures: Tensor  # (3 + P,) the three sums, the norms of the gradients: on the host, once waited for
     wait: Callable[[], None]
 
     def check(self) -> None:
@@ -38,7 +38,7 @@ class Unsettled:
         self.wait()
         finite = self.figures.isfinite().tolist()
         if not all(finite):
-            bad = [name for name, is_finite in zip(self.names, finite[2:], strict=True) if not is_finite]
+            bad = [name for name, is_finite in zip(self.names, finite[3:], strict=True) if not is_finite]
             loss = float(self.figures[0]) / self.update.target_tokens
             raise NonFinite(
                 f"update {self.update.number + 1}: loss {loss:g} at learning rate {self.learning_rate:g}; first"
@@ -73,6 +73,8 @@ class LightningTransformer(pl.LightningModule):
         self.adam = {"betas": (adam_beta1, adam_beta2), "eps": adam_epsilon}
         self.updates_done = 0
         self.unsettled: Unsettled | None = None
+        self.wants_to_stop: Callable[[], bool] = lambda: False  # asked of each rank at each update
+        self.one_wants_to_stop = False  # as all ranks know it of the last settled update
         self.restored: list[dict[str, Any]] = []
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -92,7 +94,9 @@ class LightningTransformer(pl.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         optimizer.zero_grad()
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, nats, ranks that want to stop
+        if self.wants_to_stop():
+            sums[2] = 1
         ranks = self.trainer.world_size
         for number, (index, batch) in enumerate(update.batches, 1):
             torch.manual_seed(randomness_key(self.seed, update.number, index))
@@ -107,7 +111,7 @@ class LightningTransformer(pl.LightningModule):
                 self.gradient_sum.expect()
             # Not manual_backward: that would let DDP average, where the ranks' shares have to be summed
             (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
-            sums += torch.stack((loss.detach().double(), nats.double()))
+            sums[:2] += torch.stack((loss.detach().double(), nats.double()))
         if ranks > 1:
             self.gradient_sum.finish()
             torch.distributed.all_reduce(sums)
@@ -120,7 +124,7 @@ class LightningTransformer(pl.LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = rate
         # Where this is 1, fused Adam leaves everything as it is, step count too: made for torch's GradScaler
-        optimizer.optimizer.found_inf = (norm + sums.sum()).isfinite().logical_not().float()  # type: ignore[attr-defined]
+        optimizer.optimizer.found_inf = (norm + sums[:2].sum()).isfinite().logical_not().float()  # type: ignore[attr-defined]
         optimizer.step()
         self.unsettled = Unsettled(update, rate, list(gradients), figures[:-1], wait)
         return {"loss": figures[0], "nats": figures[1], "gradient_norm": figures[-1], "learning_rate": rate}
@@ -134,6 +138,7 @@ class LightningTransformer(pl.LightningModule):
             last, self.unsettled = self.unsettled, None
             last.check()
             self.updates_done = last.update.number + 1
+            self.one_wants_to_stop = bool(last.figures[2])
 
     def on_train_end(self) -> None:
         """Leaves no update unsettled."""

@@ -176,6 +176,9 @@ def fit(
         inference_mode=False,
         default_root_dir=folder,
     )
+    module.wants_to_stop = lambda: bool(stop.asked)
+    # Signals are ours: Lightning would have ranks tell each other of them before each update, and wait for the answer
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
     updates = LightningUpdates(
         dataset.pairs("train"),
         tokens_per_update=training.tokens_per_update,
