@@ -30,6 +30,7 @@ MODULES = (
         "linear",
         "batching",
     ),
+    *("kernels", "tiles"),
     *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
@@ -62,7 +63,10 @@ MODULES = (
         "__main__",
     ),
 )
-THE_PAPER = ("linear", "attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics")
+THE_PAPER = (
+    *("linear", "kernels", "tiles", "attention", "decoding"),
+    *("transformer", "loss", "schedule", "beam_search", "metrics"),
+)
 ROOMS = {
     "wandb": {"view", "dashboard"},
     "wandb_workspaces": {"dashboard"},
@@ -78,6 +82,7 @@ ROOMS = {
     "ctranslate2": {"export", "rivals"},
     "transformers": {"export"},
     "safetensors": {"export"},
+    "triton": {"kernels"},
 }
 
 

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from kernel import stand_in
 from torch import Tensor, nn
 
 import aiayn.attention
+import aiayn.tiles
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences, scaled_dot_product_attention
 
 D, H, K, V = 22, 3, 5, 7
@@ -246,3 +248,46 @@ def test_the_borders_cover_every_row_with_sentences_of_bounded_length() -> None:
         assert 0 <= borders.diff().min() <= borders.diff().max() <= sentences.bound
     assert {Sentences(offsets((n,))).bound for n in (1, 7, 255, 256)} == {256}
     assert Sentences(offsets((257,))).bound == 512
+
+
+@pytest.mark.parametrize(
+    ("in_tiles", "dtype", "width", "expected"),
+    [
+        *(
+            (False, torch.bfloat16, 256, "flash"),
+            (False, torch.bfloat16, 512, "tiles"),
+            (False, torch.float32, 8, None),
+        ),
+        *((False, torch.float32, 512, None), (False, torch.bfloat16, 520, None)),
+        *((True, torch.bfloat16, 8, "tiles"), (True, torch.float32, 512, "tiles"), (True, torch.bfloat16, 520, None)),
+        (True, torch.float64, 8, None),
+    ],
+)
+def test_tiles_are_taken_where_asked_for_and_where_flash_attention_cannot_hold_the_head(
+    in_tiles: bool, dtype: torch.dtype, width: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def flash(q: Tensor, *_: Any, **__: Any) -> Tensor:
+        asked.append("flash")
+        return torch.zeros_like(q)
+
+    def attend(queries: Tensor, *_: Any) -> tuple[Tensor]:
+        asked.append("tiles")
+        return (queries[:, :width],)
+
+    monkeypatch.setattr(aiayn.attention, "varlen_attn", flash)
+    monkeypatch.setattr(aiayn.tiles, "attend", attend)
+    monkeypatch.setattr(aiayn.tiles, "available", lambda device: True)
+    sentences = Sentences(offsets((2, 3)), in_tiles=in_tiles)
+    sentences.has_kernel = True
+    found = aiayn.attention.attention(
+        torch.ones(5, 3 * width, dtype=dtype), None, sentences, sentences, (1, width, width), causal=True
+    )
+    assert found.shape == (5, width)
+    assert asked == [expected] * (expected is not None)
+
+
+def test_where_tiles_cannot_be_had_they_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^hardware.attention=tiles: .*give flash$"):
+        Sentences(offsets((2, 3)), in_tiles=True)
