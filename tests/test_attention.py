@@ -216,9 +216,9 @@ def test_the_variable_length_kernel_is_given_what_makes_it_equal_the_padded_way(
     d_k: int, d_v: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone, across = drawn(SelfAttention(D, H, d_k, d_v)), drawn(MemoryAttention(D, H, d_k, d_v))
-    # More rows than tokens, on one side by more than a sentence of the tail holds
-    rows, memory_rows = sum(LENGTHS) + 131, sum(MEMORY_LENGTHS) + 3
-    x, memory = packed((*LENGTHS, 131)), packed((*MEMORY_LENGTHS, 3), seed=2)
+    # More rows than tokens, on one side by more than a filler holds
+    rows, memory_rows = sum(LENGTHS) + 307, sum(MEMORY_LENGTHS) + 3
+    x, memory = packed((*LENGTHS, 307)), packed((*MEMORY_LENGTHS, 3), seed=2)
 
     def results() -> list[Tensor]:
         here, there = Sentences(offsets(LENGTHS), rows), Sentences(offsets(MEMORY_LENGTHS), memory_rows)
@@ -240,11 +240,11 @@ def test_the_variable_length_kernel_is_given_what_makes_it_equal_the_padded_way(
 
 
 def test_the_borders_cover_every_row_with_sentences_of_bounded_length() -> None:
-    for tokens, rows in ((5, 5), (5, 8), (1025, 2048), (1000, 1024), (7, 25088)):
+    for tokens, rows in ((5, 5), (5, 8), (1025, 2048), (1000, 1024), (7, 25088), (7, 50176)):
         sentences = Sentences(offsets((2, tokens - 2)), rows)
         borders = sentences.borders
         assert (borders[:3].tolist(), int(borders[-1]), borders.dtype) == ([0, 2, tokens], rows, torch.int32)
-        assert len(borders) == 3 + -(-(rows - tokens) // 256)
+        assert len(borders) == 3 + aiayn.attention.FILLERS  # on both sides as many
         assert 0 <= borders.diff().min() <= borders.diff().max() <= sentences.bound
     assert {Sentences(offsets((n,))).bound for n in (1, 7, 255, 256)} == {256}
     assert Sentences(offsets((257,))).bound == 512

@@ -16,8 +16,8 @@ from aiayn.linear import Linear, sent
 # T query tokens and S memory tokens of all sentences, packed; B sentences; L tokens of the longest one
 # D d_model; H heads; K d_k; V d_v; P parts of the same width, such as queries, keys and values
 
-FILLER_LENGTH = 256
-"""Of the sentences of nothing that fill up the rows after the last token: as long as `bound` always allows."""
+FILLERS, FILLER_LENGTH = 128, 256
+"""Sentences of nothing that fill up the rows after the last token, and how long they are if so many are enough."""
 KERNEL_TYPES, KERNEL_WIDTH = {torch.bfloat16, torch.float16}, 256
 """What flash attention takes, the kernel that torch has."""
 
@@ -79,17 +79,22 @@ class Sentences:
 
     @cached_property
     def borders(self) -> Tensor:
-        """The offsets in 32 bits, and after them the rows that belong to no sentence as fillers (B + 1 + fillers,).
+        """The offsets in 32 bits, and after them the rows that belong to no sentence as fillers (B + 1 + FILLERS,).
 
-        So that kernels which only know sentences leave nothing undefined.
+        So that kernels which only know sentences leave nothing undefined. They want as many on both sides, wherever
+        their tokens end: some fillers are empty.
         """
-        fillers = torch.arange(self.tokens + FILLER_LENGTH, self.rows + FILLER_LENGTH, FILLER_LENGTH)
+        fillers = self.tokens + self._filler_length * torch.arange(1, FILLERS + 1)
         return sent(torch.cat((self._offsets, fillers.clamp(max=self.rows))).int(), self._device)
 
     @cached_property
     def bound(self) -> int:
         """No sentence is longer, fillers included; few different numbers, since a kernel is compiled for each."""
-        return max(FILLER_LENGTH, 1 << (self.max_length - 1).bit_length())
+        return max(FILLER_LENGTH, 1 << (max(self.max_length, self._filler_length) - 1).bit_length())
+
+    @property
+    def _filler_length(self) -> int:
+        return max(FILLER_LENGTH, -(-(self.rows - self.tokens) // FILLERS))
 
     @cached_property
     def _padding(self) -> Tensor:
