@@ -23,6 +23,8 @@ from aiayn.tokenizer import EOS, UNK, Tokenizer, learn
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SIDES: tuple[Side, ...] = ("source", "target")
+SENTENCES_AT_ONCE = 2**18
+"""Sentences whose lengths are looked at together."""
 
 _SCHEMA = 1
 _Chunk = tuple[int, *tuple[tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]], ...]]
@@ -33,6 +35,24 @@ _FILES = [
     *(f"{split}.{side}.{part}.npy" for split in SPLITS for side in SIDES for part in ("ids", "offsets")),
     *(f"{split}.{side}.txt" for split in SPLITS if split != "train" for side in SIDES),
 ]
+
+
+class Lengths:
+    """Tokens of each sentence of one side, its EOS included: read where they are asked for, never kept."""
+
+    def __init__(self, offsets: npt.NDArray[np.int64]) -> None:
+        self._starts, self._ends = offsets[:-1], offsets[1:]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, sentences: npt.NDArray[np.int64] | slice) -> npt.NDArray[np.int64]:
+        """Those of some sentences, by their numbers or as a range."""
+        return self._ends[sentences] - self._starts[sentences]
+
+    def parts(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Those of all sentences in order, a few at a time."""
+        return (self[start : start + SENTENCES_AT_ONCE] for start in range(0, len(self), SENTENCES_AT_ONCE))
 
 
 @dataclass(frozen=True)
@@ -47,15 +67,15 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.source_offsets) - 1
 
-    @cached_property
-    def source_lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each source sentence, its EOS included."""
-        return np.diff(self.source_offsets)
+    @property
+    def source_lengths(self) -> Lengths:
+        """Tokens of each source sentence."""
+        return Lengths(self.source_offsets)
 
-    @cached_property
-    def target_lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each target sentence, its EOS included."""
-        return np.diff(self.target_offsets)
+    @property
+    def target_lengths(self) -> Lengths:
+        """Tokens of each target sentence."""
+        return Lengths(self.target_offsets)
 
 
 class Dataset:
