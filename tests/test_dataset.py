@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
@@ -393,3 +394,24 @@ def test_chunks_and_processes_change_no_byte(tmp_path, monkeypatch) -> None:
     assert prepared.manifest["splits"]["train"]["dropped"]["too long"] > 0  # so chunks lose pairs
     prepared = prepare(tmp_path / "other", origin, 21, 8, lambda message: None)
     assert prepared.sha256 not in hashes  # control
+
+
+def test_the_memory_of_preparing_does_not_grow_with_the_corpus(tmp_path, text, monkeypatch) -> None:
+    monkeypatch.setattr(dataset, "_MAX_PROCESSES", 1)
+
+    def peak(times: int) -> int:
+        folder = tmp_path / str(times)
+        if not folder.exists():
+            shutil.copytree(text, folder)
+            for language in ("en", "de"):
+                (folder / f"train.{language}").write_text((text / f"train.{language}").read_text() * times)
+        tracemalloc.start()
+        prepare_here(tmp_path / f"prepared{times}-{dataset._PAIRS_AT_ONCE}", folder)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", 211)
+    assert peak(4 * 11) < 1.2 * peak(11)
+    monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", 10**6)
+    assert peak(4 * 11) > 3 * peak(11)  # control: all pairs at once

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from aiayn import moses_bpe, storage
 from aiayn.cores import in_order
-from aiayn.corpus import DataError, Files, Pair, Side, Split, Text, read_pairs
+from aiayn.corpus import DataError, Files, Pair, Side, Split, Text, in_chunks, read_pairs
 from aiayn.moses_bpe import MosesBpe, load
 from aiayn.tokenizer import EOS, UNK, Tokenizer, learn
 
@@ -28,8 +28,8 @@ SENTENCES_AT_ONCE = 2**18
 
 _SCHEMA = 1
 _Chunk = tuple[int, *tuple[tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]], ...]]
-_PAIRS_AT_ONCE = 65_536
-_MAX_PROCESSES = 8  # each holds about 150 MB, and one that reads cannot feed more
+_PAIRS_AT_ONCE = 16_384
+_MAX_PROCESSES = 8  # one that reads cannot feed more
 _FILES = [
     "tokenizer.model",
     *(f"{split}.{side}.{part}.npy" for split in SPLITS for side in SIDES for part in ("ids", "offsets")),
@@ -221,7 +221,7 @@ def _encode(
     """Writes the token ids of one split and returns its counts for the manifest; holds no more than a few chunks."""
     dropped = Counter({"empty": 0, "invalid UTF-8": 0, "too long": 0}) if split == "train" else None
     longest = max_length - 1 if split == "train" else None  # EOS is one token more
-    chunks = iter(partial(_chunk, _read(parts, dropped)), [])
+    chunks = in_chunks(_read(parts, dropped), _PAIRS_AT_ONCE)
     encoder = partial(_encoder, tokenizer.path, longest)
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
@@ -256,10 +256,6 @@ def _encode(
     }
 
 
-def _chunk(pairs: Iterator[Pair]) -> list[Pair]:
-    return list(islice(pairs, _PAIRS_AT_ONCE))
-
-
 def _encoder(model: Path, longest: int | None) -> Callable[[list[Pair]], _Chunk]:
     return partial(_encode_chunk, load(model), longest)
 
@@ -292,8 +288,8 @@ def _packed(
 
 def _save_texts(folder: Path, split: Split, parts: Sequence[Files]) -> None:
     for i, side in enumerate(SIDES):
-        lines = (pair[i] for pair in _read(parts, None))
-        storage.write_text(folder / f"{split}.{side}.txt", "".join(f"{line}\n" for line in lines))
+        with storage.atomic(folder / f"{split}.{side}.txt") as file:
+            file.writelines(f"{pair[i]}\n".encode() for pair in _read(parts, None))
 
 
 class _Array:
