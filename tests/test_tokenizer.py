@@ -175,12 +175,17 @@ def test_the_letters_of_counted_words_are_bounded_where_a_line_is_a_word() -> No
     assert same_alphabet == alphabet
 
 
+def test_where_no_word_is_seen_twice_half_of_them_are_kept() -> None:
+    some, _ = count_words([str(number) for number in range(1000)], max_words=99)
+    assert 99 // 2 < len(some) <= 99
+
+
 def test_pieces_are_learned_from_the_most_frequent_words_and_of_equals_from_the_first() -> None:
     words = Counter({"seldom": 1, "often": 7, "first": 2, "other": 2, "a": 1})
-    keep_most_frequent(words, max_letters=12)
+    assert keep_most_frequent(words, max_words=5, max_letters=12) == ["other", "seldom", "a"]
     assert words == {"often": 7, "first": 2}
-    keep_most_frequent(words, max_letters=10)
-    assert list(words) == ["often", "first"]
+    assert keep_most_frequent(words, max_words=5, max_letters=10) == []
+    assert keep_most_frequent(words, max_words=1, max_letters=10) == ["first"]
 
 
 def test_more_letters_than_pieces_are_learned_from_change_pieces_but_no_character(tmp_path, monkeypatch) -> None:

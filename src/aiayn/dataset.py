@@ -29,7 +29,7 @@ SENTENCES_AT_ONCE = 2**18
 _SCHEMA = 1
 _Chunk = tuple[int, *tuple[tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]], ...]]
 _PAIRS_AT_ONCE = 16_384
-_MAX_PROCESSES = 8  # one that reads cannot feed more
+_MAX_PROCESSES = 8  # each holds about 75 MB, and one that reads cannot feed more
 _FILES = [
     "tokenizer.model",
     *(f"{split}.{side}.{part}.npy" for split in SPLITS for side in SIDES for part in ("ids", "offsets")),

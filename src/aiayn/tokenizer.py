@@ -16,9 +16,9 @@ from aiayn.corpus import Side
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 MAX_WORDS = 3_000_000
-"""Different words that are counted; beyond it the rarest are forgotten."""
+"""Different words that are counted; beyond it the rarer half is forgotten."""
 MAX_COUNTED_LETTERS = 2**26
-"""Letters of those words, at most twice as many: in text without spaces a word is a line."""
+"""Letters of those words, for in text without spaces a word is a line; up to twice as many are in memory."""
 MAX_LETTERS = 20_000_000
 """Letters of the words that pieces are learned from, the most frequent ones: SentencePiece takes 50 bytes for each."""
 
@@ -68,7 +68,7 @@ def learn(lines: Iterable[str], vocab_size: int, model: Path) -> None:
     Raises ValueError naming data.vocab_size when it is too large or too small for the text.
     """
     words, alphabet = count_words(lines)
-    keep_most_frequent(words, MAX_LETTERS)
+    keep_most_frequent(words, MAX_WORDS, MAX_LETTERS)
 
     def counted() -> Iterator[str]:
         while words:  # SentencePiece has copied a word before it asks for the next
@@ -113,7 +113,7 @@ def count_words(
 ) -> tuple[Counter[str], set[str]]:
     """How often each word stands in the lines, escaped, and every character: all that BPE learns from.
 
-    Beyond `max_words` different words, or `max_letters` in them, the rarest are forgotten, so that memory is bounded
+    Beyond `max_words` different words, or `max_letters` in them, the rarer half is forgotten, so that memory is bounded
     for any text.
     """
     words: Counter[str] = Counter()
@@ -132,24 +132,19 @@ def count_words(
 
 
 def forget_rarest(words: Counter[str], max_words: int = MAX_WORDS, max_letters: int = MAX_COUNTED_LETTERS) -> list[str]:
-    """Takes the rarest words out of `words` until no more words and letters are left, and gives them back."""
-    forgotten: list[str] = []
-    least = 1
-    while len(words) > max_words or sum(map(len, words)) > max_letters:
-        least += 1
-        rare = [word for word, count in words.items() if count < least]
-        for word in rare:
-            del words[word]
-        forgotten += rare
-    return forgotten
+    """Halves `words` where it holds more words or letters than these, and gives back what it took out."""
+    if len(words) <= max_words and sum(map(len, words)) <= max_letters:
+        return []
+    return keep_most_frequent(words, max_words // 2, max_letters // 2)
 
 
-def keep_most_frequent(words: Counter[str], max_letters: int) -> None:
-    """Takes words out of `words` until no more letters are left: the rarest, of equals those that came last."""
+def keep_most_frequent(words: Counter[str], max_words: int, max_letters: int) -> list[str]:
+    """Takes out of `words`, and gives back, the rarest beyond these bounds; of equals, those that came last."""
     by_count = sorted(words, key=words.__getitem__, reverse=True)
-    for word, letters in zip(by_count, accumulate(map(len, by_count)), strict=True):
-        if letters > max_letters:
-            del words[word]
+    kept = sum(letters <= max_letters for letters in accumulate(map(len, by_count[:max_words])))
+    for word in by_count[kept:]:
+        del words[word]
+    return by_count[kept:]
 
 
 def _unescape(text: str) -> str:
