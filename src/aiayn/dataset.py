@@ -1,5 +1,6 @@
 """The encoded corpus on disk: token ids and offsets, memory-mapped, with a manifest that holds every file's SHA-256."""
 
+import ctypes
 import hashlib
 import json
 import shlex
@@ -171,6 +172,8 @@ def prepare(
         else:
             progress(f"learning {vocab_size} pieces")
             learn(chain.from_iterable(pairs), vocab_size, folder / "tokenizer.model")
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+            trim(0)  # or glibc would keep what learning took, beside the processes that are to come
         tokenizer = load(folder / "tokenizer.model")
         counts = {split: _encode(folder, split, text[split], tokenizer, max_length, progress) for split in SPLITS}
         for split in ("dev", "test"):

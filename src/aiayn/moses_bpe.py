@@ -29,7 +29,7 @@ SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # by their ids; Moses escapes the a
 _CUT = "@@"
 _PAIRS_AT_ONCE = 16_384
 _MAX_PROCESSES = 8
-_MAX_CACHED_WORDS = 2**18
+_MAX_CACHED_WORDS = 2**17
 
 
 class MosesBpe:
