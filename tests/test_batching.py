@@ -165,9 +165,9 @@ def planned_one_by_one(source: list[int], target: list[int], seed: int, epoch: i
             yield updates[update]
 
 
-@pytest.mark.parametrize("pool", [211, 53])
+@pytest.mark.parametrize("pool", [997, 251])
 def test_pools_are_planned_one_after_the_other_however_few_sentences_are_looked_at_together(pool, monkeypatch) -> None:
-    both = random_lengths(211)
+    both = random_lengths(997)
     monkeypatch.setattr(batching, "POOL", pool)
     expected = list(planned_one_by_one(*(side[:].tolist() for side in both), 5, 7, pool))
     for together in (2**18, 13):
