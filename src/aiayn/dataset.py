@@ -292,7 +292,8 @@ def _packed(
 def _save_texts(folder: Path, split: Split, parts: Sequence[Files]) -> None:
     for i, side in enumerate(SIDES):
         with storage.atomic(folder / f"{split}.{side}.txt") as file:
-            file.writelines(f"{pair[i]}\n".encode() for pair in _read(parts, None))
+            for pair in _read(parts, None):
+                file.write(f"{pair[i]}\n".encode())
 
 
 class _Array:
