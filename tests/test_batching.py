@@ -1,5 +1,9 @@
+import gc
+import hashlib
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Iterator
 from itertools import chain, islice
 
 import numpy as np
@@ -9,21 +13,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiayn import batching, dataset
 from aiayn.batching import Updates, epoch_plan, evaluation_batches, gather, micro_batches, rows_of_part
-from aiayn.dataset import Pairs
+from aiayn.dataset import Lengths, Pairs
 from aiayn.tokenizer import BOS, EOS
 
 BUDGET = 61
 
+
+def sides(source: npt.ArrayLike, target: npt.ArrayLike) -> tuple[Lengths, Lengths]:
+    """As they are read from the offsets of a corpus."""
+    source, target = (Lengths(np.cumsum([0, *np.asarray(side, np.int64)])) for side in (source, target))
+    return source, target
+
+
 lengths = st.lists(st.tuples(st.integers(1, 53), st.integers(1, 53)), min_size=1, max_size=199).map(
-    lambda rows: tuple(np.array(rows, dtype=np.int64).T)
+    lambda rows: sides(*zip(*rows, strict=True))
 )
 
 
-def random_lengths(count: int, seed: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def random_lengths(count: int, seed: int = 0) -> tuple[Lengths, Lengths]:
     rng = np.random.default_rng(seed)
     source = rng.integers(1, 48, count)
-    return source, np.clip(source + rng.integers(-3, 6, count), 1, 53)
+    return sides(source, np.clip(source + rng.integers(-3, 6, count), 1, 53))
 
 
 def pairs_of(sentences: list[tuple[list[int], list[int]]]) -> Pairs:
@@ -75,25 +87,25 @@ def test_a_batch_s_tokens_move_and_its_offsets_stay_on_the_host() -> None:
 
 @given(lengths, st.integers(0, 2**32), st.integers(0, 97))
 def test_an_epoch_has_every_sentence_once_and_no_side_of_an_update_is_over_the_budget(lengths, seed, epoch) -> None:
-    plan = epoch_plan(*lengths, BUDGET, seed, epoch)
+    plan = list(epoch_plan(*lengths, BUDGET, seed, epoch))
     assert sorted(np.concatenate(plan)) == list(range(len(lengths[0])))
     assert all(0 < side[update].sum() <= BUDGET for update in plan for side in lengths)
 
 
 def test_a_full_update_is_nearly_full() -> None:
-    plan = epoch_plan(*random_lengths(20_011), 1009, seed=1, epoch=0)
-    fullest = [max(side[update].sum() for side in random_lengths(20_011)) for update in plan]
+    both = random_lengths(20_011)
+    fullest = [max(side[update].sum() for side in both) for update in epoch_plan(*both, 1009, seed=1, epoch=0)]
     assert np.mean(fullest) > 0.95 * 1009
 
 
 def test_sentences_of_an_update_have_similar_lengths_which_a_random_order_has_not() -> None:
     source, target = random_lengths(2003)
-    longest = np.maximum(source, target)
+    longest = np.maximum(source[:], target[:])
 
     def padded(updates: list[npt.NDArray[np.int64]]) -> float:
         return sum(len(update) * longest[update].max() for update in updates) / longest.sum()
 
-    plan = epoch_plan(source, target, 257, seed=1, epoch=0)
+    plan = list(epoch_plan(source, target, 257, seed=1, epoch=0))
     assert padded(plan) < 1.15
     assert padded(np.array_split(np.random.default_rng(0).permutation(2003), len(plan))) > 1.5
 
@@ -113,25 +125,111 @@ def test_updates_come_in_no_order_of_length() -> None:
 
 
 def test_the_plan_never_changes_with_the_version_of_a_library() -> None:
-    plan = epoch_plan(np.array([3, 5, 2, 7, 3, 2, 5]), np.array([2, 5, 3, 7, 3, 2, 4]), 11, seed=3, epoch=2)
+    plan = epoch_plan(*sides([3, 5, 2, 7, 3, 2, 5], [2, 5, 3, 7, 3, 2, 4]), 11, seed=3, epoch=2)
     assert [update.tolist() for update in plan] == [[1, 6], [5, 2, 4, 0], [3]]
+
+
+def test_a_corpus_of_one_pool_keeps_the_plan_that_runs_were_trained_with() -> None:
+    both = random_lengths(20_011)
+    of_epoch = {}
+    for epoch in (3, 4):
+        digest = hashlib.sha256()
+        for update in epoch_plan(*both, 1009, seed=11, epoch=epoch):
+            digest.update(len(update).to_bytes(8, "little") + update.astype("<i8").tobytes())
+        of_epoch[epoch] = digest.hexdigest()
+    assert of_epoch[3] == "dc7d1adc3677e21b90d1f524681a72160d9d66b4d32b90eeaac594fc4b11b65f"
+    assert of_epoch[4] != of_epoch[3]  # control
+
+
+def planned_one_by_one(source: list[int], target: list[int], seed: int, epoch: int, pool: int) -> Iterator[list[int]]:
+    """Independent reference: Python's integers, one sentence after the other."""
+    pools = -(-len(source) // pool)
+    bounds = [1]
+    while bounds[-1] < BUDGET:
+        bounds.append(max(bounds[-1] + 1, bounds[-1] * 11 // 10))
+
+    def drawn(stream: int, count: int) -> list[int]:
+        key, counter = np.array([seed, epoch], np.uint64), np.array([0, 0, 0, stream], np.uint64)
+        return [int(bits) for bits in np.random.Philox(key=key, counter=counter).random_raw(count)]
+
+    place = [bits // 2**32 * pools // 2**32 for bits in drawn(pools, len(source))]
+    for number in range(pools):
+        members = [i for i in range(len(source)) if place[i] == number]
+        bits = drawn(number, 2 * len(members))
+        buckets = [sum(bound < max(source[i], target[i]) for bound in bounds) for i in members]
+        updates: list[list[int]] = []
+        for at in sorted(range(len(members)), key=lambda at: (buckets[at], bits[at] >> 16)):
+            fuller = [*(updates[-1] if updates else []), members[at]]
+            if len(fuller) > 1 and all(sum(side[i] for i in fuller) <= BUDGET for side in (source, target)):
+                updates[-1] = fuller
+            else:
+                updates.append([members[at]])
+        for update in sorted(range(len(updates)), key=lambda update: bits[len(members) + update]):
+            yield updates[update]
+
+
+@pytest.mark.parametrize("pool", [997, 251])
+def test_pools_are_planned_one_after_the_other_however_few_sentences_are_looked_at_together(pool, monkeypatch) -> None:
+    both = random_lengths(997)
+    monkeypatch.setattr(batching, "POOL", pool)
+    expected = list(planned_one_by_one(*(side[:].tolist() for side in both), 5, 7, pool))
+    for together in (2**18, 13):
+        monkeypatch.setattr(dataset, "SENTENCES_AT_ONCE", together)
+        assert [update.tolist() for update in epoch_plan(*both, BUDGET, 5, 7)] == expected
+    monkeypatch.setattr(batching, "POOL", 71)
+    assert [update.tolist() for update in epoch_plan(*both, BUDGET, 5, 7)] != expected  # control
+
+
+def test_pools_are_drawn_from_all_over_the_corpus_and_anew_in_each_epoch(monkeypatch) -> None:
+    both = random_lengths(2003)
+    monkeypatch.setattr(batching, "POOL", 211)
+    epochs = [np.concatenate(list(epoch_plan(*both, 257, seed=1, epoch=epoch))) for epoch in (0, 1)]
+    for walked in epochs:
+        assert sorted(walked) == list(range(2003))
+        assert abs(np.corrcoef(walked, np.arange(2003))[0, 1]) < 0.1
+    first, next_first = (set(walked[:190]) for walked in epochs)
+    assert len(first & next_first) < 0.25 * 190
+    in_turn = np.concatenate(
+        [np.random.default_rng(0).permutation(len(part)) + part[0] for part in np.array_split(np.arange(2003), 10)]
+    )
+    assert np.corrcoef(in_turn, np.arange(2003))[0, 1] > 0.9  # control: the corpus cut into ten
+
+
+def test_the_memory_of_a_plan_does_not_grow_with_the_corpus(monkeypatch) -> None:
+    monkeypatch.setattr(dataset, "SENTENCES_AT_ONCE", 2**9)
+
+    def peak(count: int) -> int:
+        both = random_lengths(count)
+        gc.collect()
+        tracemalloc.start()
+        for _ in epoch_plan(*both, 257, seed=1, epoch=0):
+            pass
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    monkeypatch.setattr(batching, "POOL", 2**12)
+    assert peak(2**16) < 1.1 * peak(2**14)
+    monkeypatch.setattr(batching, "POOL", 2**16)
+    assert peak(2**16) > 3 * peak(2**14)  # control: one pool
 
 
 def test_another_process_makes_the_same_plan() -> None:
     program = (
-        "import numpy as np; from aiayn.batching import epoch_plan;"
-        "print([u.tolist() for u in epoch_plan(np.arange(1, 48), np.arange(1, 48)[::-1], 61, 5, 7)])"
+        "import numpy as np; from aiayn.batching import epoch_plan; from aiayn.dataset import Lengths;"
+        "sides = (Lengths(np.cumsum([0, *side])) for side in (range(1, 48), range(47, 0, -1)));"
+        "print([u.tolist() for u in epoch_plan(*sides, 61, 5, 7)])"
     )
     other = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    plan = epoch_plan(np.arange(1, 48), np.arange(1, 48)[::-1], BUDGET, 5, 7)
+    plan = epoch_plan(*sides(range(1, 48), range(47, 0, -1)), BUDGET, 5, 7)
     assert other.strip() == str([update.tolist() for update in plan])
 
 
 def test_a_sentence_over_the_budget_is_refused_by_the_name_of_the_field() -> None:
-    one, long = np.array([1]), np.array([BUDGET + 1])
-    for sides in ((one, long), (long, one)):
+    one, long = [1, 1, 1], [1, BUDGET + 1, BUDGET]
+    for both in ((one, long), (long, one)):
         with pytest.raises(ValueError, match=r"training\.tokens_per_update is 61, but a sentence has 62 tokens"):
-            epoch_plan(*sides, BUDGET, seed=1, epoch=0)
+            epoch_plan(*sides(*both), BUDGET, seed=1, epoch=0)
 
 
 # micro_batches
@@ -162,22 +260,22 @@ def fewest_parts(source: list[int], target: list[int], limit: int) -> int:
 @given(lengths, st.integers(53, 97), st.sampled_from([1, 2, 3]))
 @settings(max_examples=50)
 def test_micro_batches_are_as_few_and_as_equal_as_their_order_allows(lengths, tokens, ranks) -> None:
-    source, target = lengths
-    parts = micro_batches(np.arange(len(source)), source, target, tokens, ranks)
-    largest = max(int(side[part].sum()) for part in parts for side in lengths)
+    source, target = (side[:] for side in lengths)
+    parts = micro_batches(np.arange(len(source)), *lengths, tokens, ranks)
+    largest = max(int(side[part].sum()) for part in parts for side in (source, target))
     assert len(parts) - ranks < fewest_parts(source.tolist(), target.tolist(), tokens) <= len(parts)
     if largest > max(source.max(), target.max()):
         assert fewest_parts(source.tolist(), target.tolist(), largest - 1) > len(parts)
 
 
 def test_fewer_sentences_than_ranks_leave_fillers() -> None:
-    parts = micro_batches(np.array([4]), np.arange(1, 8), np.arange(1, 8), 97, 3)
+    parts = micro_batches(np.array([4]), *sides(range(1, 8), range(1, 8)), 97, 3)
     assert [part.tolist() for part in parts] == [[4], [], []]
 
 
 def test_a_sentence_over_the_micro_batch_is_refused_by_the_name_of_the_field() -> None:
     with pytest.raises(ValueError, match=r"hardware\.tokens_per_micro_batch is 5, but a sentence has 7 tokens"):
-        micro_batches(np.arange(7), np.arange(1, 8), np.arange(1, 8), 5, 1)
+        micro_batches(np.arange(7), *sides(range(1, 8), range(1, 8)), 5, 1)
 
 
 # Updates
@@ -192,6 +290,15 @@ def test_updates_cut_anywhere_go_on_as_the_uncut_sequence(start) -> None:
     assert [(number, list(update)) for number, update in rest] == [(n, list(u)) for n, u in uncut[start:]]
 
 
+def test_updates_cut_in_any_pool_go_on_as_the_uncut_sequence(monkeypatch) -> None:
+    monkeypatch.setattr(batching, "POOL", 23)
+    both = random_lengths(71)
+    uncut = list(islice(Updates(*both, 257, seed=5, start=0), 53))
+    for start in range(53):
+        rest = islice(Updates(*both, 257, seed=5, start=start), 53 - start)
+        assert [(number, list(update)) for number, update in rest] == [(n, list(u)) for n, u in uncut[start:]]
+
+
 def test_updates_walk_the_epochs() -> None:
     plans = [epoch_plan(*random_lengths(71), 257, 5, epoch) for epoch in range(3)]
     expected = [update.tolist() for update in chain(*plans)]
@@ -200,9 +307,8 @@ def test_updates_walk_the_epochs() -> None:
 
 
 def test_no_sentence_at_all_is_refused() -> None:
-    nothing = np.array([], dtype=np.int64)
     with pytest.raises(ValueError, match="no sentence"):
-        Updates(nothing, nothing, BUDGET, seed=1, start=0)
+        Updates(*sides([], []), BUDGET, seed=1, start=0)
 
 
 # evaluation_batches
@@ -213,7 +319,7 @@ def test_evaluation_sees_every_sentence_once_and_a_long_one_alone(lengths, token
     batches = evaluation_batches(*lengths, tokens)
     assert sorted(np.concatenate(batches)) == list(range(len(lengths[0])))
     assert all(len(batch) == 1 or side[batch].sum() <= tokens for batch in batches for side in lengths)
-    longest = np.maximum(*lengths)[np.concatenate(batches)]
+    longest = np.maximum(*(side[:] for side in lengths))[np.concatenate(batches)]
     assert np.array_equal(longest, np.sort(longest))
 
 
@@ -222,6 +328,7 @@ def test_rows_of_one_number_are_98_percent_tokens_and_hold_every_part_of_several
     draw = np.random.default_rng(7)
     source = np.clip(np.rint(draw.lognormal(np.log(28) - 0.18, 0.6, 100_003)), 2, 250).astype(np.int64)
     target = np.clip(np.rint(source * draw.lognormal(0, 0.2, len(source))), 2, 250).astype(np.int64)
+    source, target = sides(source, target)
     plan = list(epoch_plan(source, target, 25_000, 3, 0))
     rows = rows_of_part(25_000, 25_600, 1)
     sizes = np.array([(source[update].sum(), target[update].sum()) for update in plan])

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiayn import corpus
-from aiayn.corpus import EMBEDDED, DataError, Files, Member, read_lines, read_pairs
+from aiayn.corpus import EMBEDDED, DataError, Files, Member, in_chunks, read_lines, read_pairs
 
 every_example_in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -248,3 +248,13 @@ def test_the_segments_of_an_sgm_are_sacrebleus_with_their_entities_resolved(tmp_
     assert ours == ['One & two "three"', "R&D <b> x <!-- no -->", ""]
     assert ours == [html.unescape(line) for line in theirs.read_text().split("\n")[:-1]]
     assert ours != theirs.read_text().split("\n")[:-1]  # control: theirs keep the entities
+
+
+def test_pairs_come_in_chunks_of_bounded_number_and_of_bounded_length(monkeypatch) -> None:
+    monkeypatch.setattr(corpus, "CHARACTERS_AT_ONCE", 37)
+    pairs = [("a" * length, "b" * (length // 2)) for length in (1, 2, 0, 3, 101, 0, 11, 13, 5, 1)]
+    chunks = list(in_chunks(iter(pairs), 3))
+    assert [pair for chunk in chunks for pair in chunk] == pairs
+    assert [len(chunk) for chunk in chunks] == [3, 2, 3, 2]
+    assert list(in_chunks(iter(pairs[:3]), 3)) == [pairs[:3]]
+    assert list(in_chunks(iter([]), 3)) == []

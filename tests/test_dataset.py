@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from aiayn import dataset, storage
 from aiayn.corpus import DataError, Files, fingerprints
-from aiayn.dataset import SIDES, SPLITS, Dataset, Origin, _packed, prepare
+from aiayn.dataset import SIDES, SPLITS, Dataset, Lengths, Origin, _packed, prepare
 from aiayn.signals import Interrupted, StopFlag
 from aiayn.tokenizer import EOS, Tokenizer
 
@@ -106,9 +107,18 @@ def test_the_encoded_splits_are_the_text(prepared, text) -> None:
 def test_lengths_count_eos(prepared) -> None:
     pairs = prepared.pairs("dev")
     expected = [len(ids) + 1 for ids in prepared.tokenizer.encode(prepared.texts("dev", "target"))]
-    assert pairs.target_lengths.tolist() == expected
-    assert pairs.source_lengths.sum() == len(pairs.source_ids)
+    assert pairs.target_lengths[:].tolist() == expected
+    assert pairs.source_lengths[:].sum() == len(pairs.source_ids)
     assert len(pairs) == 13
+
+
+def test_lengths_in_parts_are_those_of_all_sentences(prepared, monkeypatch) -> None:
+    pairs = prepared.pairs("train")
+    monkeypatch.setattr(dataset, "SENTENCES_AT_ONCE", 11)
+    parts = list(pairs.source_lengths.parts())
+    assert [len(part) for part in parts] == [11] * 8 + [97 - 88]
+    assert np.concatenate(parts).tolist() == np.diff(pairs.source_offsets).tolist()
+    assert list(Lengths(np.zeros(1, np.int64)).parts()) == []
 
 
 def test_ids_take_two_bytes_as_long_as_they_fit(prepared) -> None:
@@ -138,7 +148,7 @@ def test_training_lines_are_kept_or_dropped_by_reason_and_dev_lines_are_all_kept
 
 
 def test_a_training_pair_of_exactly_the_maximum_length_is_kept(tmp_path, text, prepared) -> None:
-    longest = int(max(prepared.pairs("train").source_lengths.max(), prepared.pairs("train").target_lengths.max()))
+    longest = int(max(prepared.pairs("train").source_lengths[:].max(), prepared.pairs("train").target_lengths[:].max()))
     at_limit = prepare_here(tmp_path / "at", text, max_length=longest).manifest["splits"]["train"]
     below = prepare_here(tmp_path / "below", text, max_length=longest - 1).manifest["splits"]["train"]
     assert at_limit["dropped"]["too long"] == 0
@@ -384,3 +394,24 @@ def test_chunks_and_processes_change_no_byte(tmp_path, monkeypatch) -> None:
     assert prepared.manifest["splits"]["train"]["dropped"]["too long"] > 0  # so chunks lose pairs
     prepared = prepare(tmp_path / "other", origin, 21, 8, lambda message: None)
     assert prepared.sha256 not in hashes  # control
+
+
+def test_the_memory_of_preparing_does_not_grow_with_the_corpus(tmp_path, text, monkeypatch) -> None:
+    monkeypatch.setattr(dataset, "_MAX_PROCESSES", 1)
+
+    def peak(times: int) -> int:
+        folder = tmp_path / str(times)
+        if not folder.exists():
+            shutil.copytree(text, folder)
+            for language in ("en", "de"):
+                (folder / f"train.{language}").write_text((text / f"train.{language}").read_text() * times)
+        tracemalloc.start()
+        prepare_here(tmp_path / f"prepared{times}-{dataset._PAIRS_AT_ONCE}", folder)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", 211)
+    assert peak(4 * 11) < 1.2 * peak(11)
+    monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", 10**6)
+    assert peak(4 * 11) > 3 * peak(11)  # control: all pairs at once

@@ -1,11 +1,13 @@
 """What training computes: the formula against torch's own count and against a table that others made."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiayn import config, flops, schema
+from aiayn import config, dataset, flops, schema
 from aiayn.batching import Batch
+from aiayn.dataset import Lengths
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.transformer import Transformer
 
@@ -76,6 +78,14 @@ def test_every_gpu_that_can_be_named_is_known_and_the_other_way_round() -> None:
     assert flops.device(hardware["gpu"], "a100") is flops.GPUS["a100"]
     assert flops.device(hardware["cpu"], "a100") is flops.CORE
     assert all(0 < device.efficiency < 1 and device.basis for device in [*flops.GPUS.values(), flops.CORE])
+
+
+def test_the_length_that_counts_in_attention_is_the_mean_over_tokens(monkeypatch) -> None:
+    monkeypatch.setattr(dataset, "SENTENCES_AT_ONCE", 3)
+    lengths = [7, 2, 31, 2, 5, 13, 3, 3]
+    expected = np.mean([length for length in lengths for _ in range(length)])
+    assert flops.weighted_length(Lengths(np.cumsum([0, *lengths]))) == pytest.approx(expected, rel=1e-15)
+    assert expected > 2 * np.mean(lengths)  # control: not the mean over sentences
 
 
 def test_operations_are_written_as_in_table_2() -> None:

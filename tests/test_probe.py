@@ -24,7 +24,7 @@ def test_what_follows_the_warm_up_is_counted_and_nothing_is_written_or_printed(r
     assert point.updates == probe.FEWEST
     pairs = probe.Synthetic(run).train
     source, target = pairs.source_lengths, pairs.target_lengths
-    plan = epoch_plan(source, target, run.training.tokens_per_update, run.seed, 0)
+    plan = list(epoch_plan(source, target, run.training.tokens_per_update, run.seed, 0))
     counted = plan[probe.WARM_UP : probe.WARM_UP + probe.FEWEST]
     assert point.source_tokens == sum(int(source[sentences].sum()) for sentences in counted)
     assert point.target_tokens == sum(int(target[sentences].sum()) for sentences in counted)

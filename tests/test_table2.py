@@ -93,7 +93,7 @@ def counted_by_hand(run: config.Config) -> float:
     updates = Updates(*lengths, run.training.tokens_per_update, seed=run.seed, start=0)
     seen = [sentences for (_, sentences), _ in zip(updates, range(run.training.max_steps), strict=False)]
     tokens = (sum(int(side[sentences].sum()) for sentences in seen) for side in lengths)
-    weighted = (float(np.average(side, weights=side)) for side in lengths)
+    weighted = (float(np.average(side[:], weights=side[:])) for side in lengths)
     return flops.training_flops(run.model, 25, *tokens, *weighted)
 
 

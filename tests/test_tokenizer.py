@@ -1,4 +1,5 @@
 import io
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiayn import tokenizer
 from aiayn.corpus import EMBEDDED, read_pairs
-from aiayn.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, count_words, learn
+from aiayn.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, count_words, keep_most_frequent, learn
 
 HOSTILE = [
     "<s> <pad> </s> <unk> ##AT##",
@@ -161,6 +163,39 @@ def test_beyond_a_number_of_words_the_rarest_are_forgotten_but_no_character() ->
     assert same_alphabet == alphabet
     assert "ж" in alphabet
     assert "ж" not in some
+
+
+def test_the_letters_of_counted_words_are_bounded_where_a_line_is_a_word() -> None:
+    lines = ["new"] * 3 + [chr(0x4E00 + number) * 53 for number in range(97)]
+    every, alphabet = count_words(lines)
+    assert sum(map(len, every)) == 3 + 97 * 53  # control
+    some, same_alphabet = count_words(lines, max_letters=997)
+    assert sum(map(len, some)) <= 2 * 997
+    assert some["new"] == 3
+    assert same_alphabet == alphabet
+
+
+def test_where_no_word_is_seen_twice_half_of_them_are_kept() -> None:
+    some, _ = count_words([str(number) for number in range(1000)], max_words=99)
+    assert 99 // 2 < len(some) <= 99
+
+
+def test_pieces_are_learned_from_the_most_frequent_words_and_of_equals_from_the_first() -> None:
+    words = Counter({"seldom": 1, "often": 7, "first": 2, "other": 2, "a": 1})
+    assert keep_most_frequent(words, max_words=5, max_letters=12) == ["other", "seldom", "a"]
+    assert words == {"often": 7, "first": 2}
+    assert keep_most_frequent(words, max_words=5, max_letters=10) == []
+    assert keep_most_frequent(words, max_words=1, max_letters=10) == ["first"]
+
+
+def test_more_letters_than_pieces_are_learned_from_change_pieces_but_no_character(tmp_path, monkeypatch) -> None:
+    lines = ["low lower lowest"] * 7 + ["newer newest"] * 2 + ["wider ж"]
+    learn(lines, 23, tmp_path / "all.model")
+    monkeypatch.setattr(tokenizer, "MAX_LETTERS", 14)
+    learn(lines, 23, tmp_path / "some.model")
+    pieces = Tokenizer(tmp_path / "some.model").pieces
+    assert "ж" in pieces
+    assert pieces != Tokenizer(tmp_path / "all.model").pieces
 
 
 def test_the_embedded_corpus_comes_back_exactly(embedded) -> None:

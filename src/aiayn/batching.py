@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aiayn.dataset import Pairs
+from aiayn import dataset
+from aiayn.dataset import Lengths, Pairs
 from aiayn.linear import sent
 from aiayn.tokenizer import BOS
 
@@ -18,11 +19,10 @@ from aiayn.tokenizer import BOS
 Sentences = npt.NDArray[np.int64]
 """Numbers of sentence pairs, (B,)."""
 
+POOL = 2**23
+"""About how many sentences are planned together, in 40 bytes each: WMT14's English-German corpus is one pool."""
 ROW_STEP = 128
 """Rows that a GPU multiplies together."""
-
-Lengths = npt.NDArray[np.int64]
-"""Tokens of each sentence of one side, its EOS included."""
 
 
 @dataclass(frozen=True)
@@ -65,28 +65,63 @@ def _take(
 
 def epoch_plan(
     source_lengths: Lengths, target_lengths: Lengths, tokens_per_update: int, seed: int, epoch: int
-) -> list[Sentences]:
+) -> Iterator[Sentences]:
     """The updates of one epoch, as arrays of sentence numbers: every sentence once, each side within the budget.
 
-    Section 5.1: sentences of about the same length share an update. A pure function of its arguments, the same under
-    every numpy version. Raises ValueError when a sentence alone is over the budget.
+    Section 5.1: sentences of about the same length share an update. A corpus of more than POOL is dealt at random into
+    pools of about as many, planned one after the other: memory does not grow with it. A pure function of its arguments,
+    the same under every numpy version. Raises ValueError, before the first update, when a sentence alone is over the
+    budget.
     """
-    longest = np.maximum(source_lengths, target_lengths)
-    _refuse_longer(longest, tokens_per_update, "training.tokens_per_update")
+    longest = (int(part.max()) for lengths in (source_lengths, target_lengths) for part in lengths.parts())
+    _refuse_longer(max(longest, default=0), tokens_per_update, "training.tokens_per_update")
+    count = len(source_lengths)
+    pools = -(-count // POOL)
+    return chain.from_iterable(
+        _pool_plan(
+            _dealt(count, pool, pools, _random(seed, epoch, pools)),
+            source_lengths,
+            target_lengths,
+            tokens_per_update,
+            _random(seed, epoch, pool),
+        )
+        for pool in range(pools)
+    )
+
+
+def _random(seed: int, epoch: int, stream: int) -> np.random.Philox:
     # Raw bits, because numpy may change what its shuffles draw from them, but never the bits of Philox
-    random = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
+    return np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64))
+
+
+def _dealt(count: int, pool: int, pools: int, random: np.random.Philox) -> Sentences:
+    """The sentences of one of so many pools, in order: corpora stand in a training text one after the other."""
+    found = []
+    for start in range(0, count, dataset.SENTENCES_AT_ONCE):
+        drawn = random.random_raw(min(dataset.SENTENCES_AT_ONCE, count - start)) >> np.uint64(32)
+        # Scaled, not the remainder, which takes ten times as long
+        found.append(start + np.flatnonzero(drawn * np.uint64(pools) >> np.uint64(32) == pool))
+    return np.concatenate(found)
+
+
+def _pool_plan(
+    pool: Sentences, source_lengths: Lengths, target_lengths: Lengths, tokens_per_update: int, random: np.random.Philox
+) -> Iterator[Sentences]:
     # Paper: silent on how pairs are grouped; the released code's buckets grow by 1.1
-    bucket = np.searchsorted(_bucket_bounds(tokens_per_update), longest).astype(np.uint64)
-    del longest  # a plan of 50 million pairs is made in the memory that its order takes three times
-    key = random.random_raw(len(bucket))
-    key >>= np.uint64(16)
-    bucket <<= np.uint64(48)
-    key |= bucket
-    del bucket
+    bounds = _bucket_bounds(tokens_per_update)
+    key = np.empty(len(pool), np.uint64)
+    for start in range(0, len(pool), dataset.SENTENCES_AT_ONCE):
+        some = slice(start, start + dataset.SENTENCES_AT_ONCE)
+        longest = np.maximum(source_lengths[pool[some]], target_lengths[pool[some]])
+        bucket = np.searchsorted(bounds, longest).astype(np.uint64)
+        key[some] = bucket << np.uint64(48) | random.random_raw(len(longest)) >> np.uint64(16)
     order = np.argsort(key, kind="stable")
     del key
-    updates = _cut(order, source_lengths, target_lengths, tokens_per_update)
-    return [updates[i] for i in np.argsort(random.random_raw(len(updates)), kind="stable")]
+    order = pool[order]
+    del pool
+    borders = _cut(order, source_lengths, target_lengths, tokens_per_update)
+    for update in np.argsort(random.random_raw(len(borders) - 1), kind="stable"):
+        yield order[borders[update] : borders[update + 1]].copy()  # a view would keep all of its pool
 
 
 def micro_batches(
@@ -100,11 +135,11 @@ def micro_batches(
     """
     source_ends = _running_sum(source_lengths[sentences])
     target_ends = _running_sum(target_lengths[sentences])
-    longest = np.maximum(source_lengths[sentences], target_lengths[sentences])
+    longest = max(int(np.diff(ends).max(initial=1)) for ends in (source_ends, target_ends))
     _refuse_longer(longest, tokens_per_micro_batch, "hardware.tokens_per_micro_batch")
     fewest = len(_borders(source_ends, target_ends, tokens_per_micro_batch)) - 1
     parts = ranks * max(1, -(-fewest // ranks))
-    too_small, enough = int(longest.max(initial=1)) - 1, tokens_per_micro_batch
+    too_small, enough = longest - 1, tokens_per_micro_batch
     while enough - too_small > 1:
         limit = (too_small + enough) // 2
         if len(_borders(source_ends, target_ends, limit)) - 1 <= parts:
@@ -155,13 +190,21 @@ class Updates:
 
 def evaluation_batches(source_lengths: Lengths, target_lengths: Lengths, tokens: int) -> list[Sentences]:
     """Every sentence once, from short to long, in batches of at most `tokens` a side; a longer one stands alone."""
-    order = np.argsort(np.maximum(source_lengths, target_lengths), kind="stable")
-    return _cut(order, source_lengths, target_lengths, tokens)
-
-
-def _cut(order: Sentences, source_lengths: Lengths, target_lengths: Lengths, limit: int) -> list[Sentences]:
-    borders = _borders(_running_sum(source_lengths[order]), _running_sum(target_lengths[order]), limit)
+    order = np.argsort(np.maximum(source_lengths[:], target_lengths[:]), kind="stable")
+    borders = _cut(order, source_lengths, target_lengths, tokens)
     return [order[start:end] for start, end in pairwise(borders)]
+
+
+def _cut(order: Sentences, source_lengths: Lengths, target_lengths: Lengths, limit: int) -> list[int]:
+    """Where parts begin, and the end, as `_borders` has it, with the lengths of a few sentences at a time."""
+    borders = [0]
+    while (start := borders[-1]) < len(order):
+        some = order[start : start + limit + dataset.SENTENCES_AT_ONCE]  # more than a part: each has a token
+        found = _borders(_running_sum(source_lengths[some]), _running_sum(target_lengths[some]), limit)
+        if start + len(some) < len(order):
+            found.pop()  # the last part goes on
+        borders += [start + border for border in found[1:]]
+    return borders
 
 
 def _borders(source_ends: npt.NDArray[np.int64], target_ends: npt.NDArray[np.int64], limit: int) -> list[int]:
@@ -185,8 +228,8 @@ def _running_sum(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
-def _refuse_longer(lengths: Lengths, limit: int, field: str) -> None:
-    if len(lengths) and (longest := int(lengths.max())) > limit:
+def _refuse_longer(longest: int, limit: int, field: str) -> None:
+    if longest > limit:
         raise ValueError(
             f"{field} is {limit}, but a sentence has {longest} tokens: raise it to {longest} or lower data.max_length"
         )

@@ -43,7 +43,8 @@ def breakdown(run: Config, precision: str, device: str) -> dict[str, Any]:
     pairs = synthetic_pairs(
         run, 100 + int(2 * (WARM_UP + STEPS) * run.training.tokens_per_update / run.bench.mean_length)
     )
-    plan = epoch_plan(pairs.source_lengths, pairs.target_lengths, run.training.tokens_per_update, run.seed, epoch=0)
+    lengths = pairs.source_lengths, pairs.target_lengths
+    plan = list(epoch_plan(*lengths, run.training.tokens_per_update, run.seed, epoch=0))
     model = build(run, run.data.vocab_size).to(device).train()
     adam = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
 

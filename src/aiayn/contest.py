@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,8 @@ def training(config: Config, precisions: list[str], device: str) -> dict[str, An
     plan = epoch_plan(
         pairs.source_lengths, pairs.target_lengths, config.training.tokens_per_update, config.seed, epoch=0
     )
-    assert len(plan) >= (rounds + 1) * updates
-    batches = [gather(pairs, sentences).to(device) for sentences in plan[: (rounds + 1) * updates]]
+    batches = [gather(pairs, sentences).to(device) for sentences in islice(plan, (rounds + 1) * updates)]
+    assert len(batches) == (rounds + 1) * updates
     rectangles = [rivals.padded(batch) for batch in batches]
     smoothing = config.training.label_smoothing
 

@@ -61,6 +61,9 @@ LONGEST_LINE = 2**24
 LARGEST_ARCHIVE = 2**35
 """Bytes up to the end of a member, unpacked: far above any archive of WMT's, far below what a bomb unpacks to."""
 
+CHARACTERS_AT_ONCE = 2**23
+"""Characters of pairs that are in memory together, or those of one pair more."""
+
 _TINY = Path(str(resources.files("aiayn"))) / "tiny"
 
 EMBEDDED = {split: Files(_TINY / f"{split}.en.xz", _TINY / f"{split}.de.xz") for split in ("train", "dev", "test")}
@@ -119,6 +122,20 @@ def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
         raise DataError(
             f"{files.source} has {source_lines} lines, {files.target} has {target_lines}: line n must translate line n"
         )
+
+
+def in_chunks(pairs: Iterator[Pair], most: int) -> Iterator[list[Pair]]:
+    """The pairs in lists of at most `most`, and fewer where lines are long."""
+    chunk: list[Pair] = []
+    characters = 0
+    for pair in pairs:
+        chunk.append(pair)
+        characters += len(pair[0]) + len(pair[1])
+        if len(chunk) == most or characters >= CHARACTERS_AT_ONCE:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 def fingerprints(splits: Text) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The encoded corpus on disk: token ids and offsets, memory-mapped, with a manifest that holds every file's SHA-256."""
 
+import ctypes
 import hashlib
 import json
 import shlex
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -17,22 +18,42 @@ import numpy.typing as npt
 
 from aiayn import moses_bpe, storage
 from aiayn.cores import in_order
-from aiayn.corpus import DataError, Files, Pair, Side, Split, Text, read_pairs
+from aiayn.corpus import DataError, Files, Pair, Side, Split, Text, in_chunks, read_pairs
 from aiayn.moses_bpe import MosesBpe, load
 from aiayn.tokenizer import EOS, UNK, Tokenizer, learn
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SIDES: tuple[Side, ...] = ("source", "target")
+SENTENCES_AT_ONCE = 2**18
+"""Sentences whose lengths are looked at together."""
 
 _SCHEMA = 1
 _Chunk = tuple[int, *tuple[tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]], ...]]
-_PAIRS_AT_ONCE = 65_536
-_MAX_PROCESSES = 8  # each holds about 150 MB, and one that reads cannot feed more
+_PAIRS_AT_ONCE = 16_384
+_MAX_PROCESSES = 8  # each holds about 75 MB, and one that reads cannot feed more
 _FILES = [
     "tokenizer.model",
     *(f"{split}.{side}.{part}.npy" for split in SPLITS for side in SIDES for part in ("ids", "offsets")),
     *(f"{split}.{side}.txt" for split in SPLITS if split != "train" for side in SIDES),
 ]
+
+
+class Lengths:
+    """Tokens of each sentence of one side, its EOS included: read where they are asked for, never kept."""
+
+    def __init__(self, offsets: npt.NDArray[np.int64]) -> None:
+        self._starts, self._ends = offsets[:-1], offsets[1:]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, sentences: npt.NDArray[np.int64] | slice) -> npt.NDArray[np.int64]:
+        """Those of some sentences, by their numbers or as a range."""
+        return self._ends[sentences] - self._starts[sentences]
+
+    def parts(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Those of all sentences in order, a few at a time."""
+        return (self[start : start + SENTENCES_AT_ONCE] for start in range(0, len(self), SENTENCES_AT_ONCE))
 
 
 @dataclass(frozen=True)
@@ -47,15 +68,15 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.source_offsets) - 1
 
-    @cached_property
-    def source_lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each source sentence, its EOS included."""
-        return np.diff(self.source_offsets)
+    @property
+    def source_lengths(self) -> Lengths:
+        """Tokens of each source sentence."""
+        return Lengths(self.source_offsets)
 
-    @cached_property
-    def target_lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each target sentence, its EOS included."""
-        return np.diff(self.target_offsets)
+    @property
+    def target_lengths(self) -> Lengths:
+        """Tokens of each target sentence."""
+        return Lengths(self.target_offsets)
 
 
 class Dataset:
@@ -151,6 +172,8 @@ def prepare(
         else:
             progress(f"learning {vocab_size} pieces")
             learn(chain.from_iterable(pairs), vocab_size, folder / "tokenizer.model")
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+            trim(0)  # or glibc would keep what learning took, beside the processes that are to come
         tokenizer = load(folder / "tokenizer.model")
         counts = {split: _encode(folder, split, text[split], tokenizer, max_length, progress) for split in SPLITS}
         for split in ("dev", "test"):
@@ -201,7 +224,7 @@ def _encode(
     """Writes the token ids of one split and returns its counts for the manifest; holds no more than a few chunks."""
     dropped = Counter({"empty": 0, "invalid UTF-8": 0, "too long": 0}) if split == "train" else None
     longest = max_length - 1 if split == "train" else None  # EOS is one token more
-    chunks = iter(partial(_chunk, _read(parts, dropped)), [])
+    chunks = in_chunks(_read(parts, dropped), _PAIRS_AT_ONCE)
     encoder = partial(_encoder, tokenizer.path, longest)
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
@@ -236,10 +259,6 @@ def _encode(
     }
 
 
-def _chunk(pairs: Iterator[Pair]) -> list[Pair]:
-    return list(islice(pairs, _PAIRS_AT_ONCE))
-
-
 def _encoder(model: Path, longest: int | None) -> Callable[[list[Pair]], _Chunk]:
     return partial(_encode_chunk, load(model), longest)
 
@@ -272,8 +291,9 @@ def _packed(
 
 def _save_texts(folder: Path, split: Split, parts: Sequence[Files]) -> None:
     for i, side in enumerate(SIDES):
-        lines = (pair[i] for pair in _read(parts, None))
-        storage.write_text(folder / f"{split}.{side}.txt", "".join(f"{line}\n" for line in lines))
+        with storage.atomic(folder / f"{split}.{side}.txt") as file:
+            for pair in _read(parts, None):
+                file.write(f"{pair[i]}\n".encode())
 
 
 class _Array:

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from aiayn.dataset import Lengths
 from aiayn.schema import Hardware, Model
 
 # The token-weighted mean length of WMT14's sentences, 28 pieces each on average: what counts in attention
@@ -54,9 +52,11 @@ def training_flops(
     return 6.0 * (layers + embedding_rows * d * target_tokens)
 
 
-def weighted_length(lengths: npt.NDArray[np.int64]) -> float:
+def weighted_length(lengths: Lengths) -> float:
     """The mean length of the sentence that a token stands in: what counts in attention."""
-    return float((lengths * lengths).sum() / lengths.sum())
+    sums = [(int((part * part).sum()), int(part.sum())) for part in lengths.parts()]
+    squares, tokens = map(sum, zip(*sums, strict=True))
+    return squares / tokens
 
 
 def device(hardware: Hardware, gpu: str) -> Device:

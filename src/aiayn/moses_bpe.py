@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from aiayn import storage
 from aiayn.cores import in_order
-from aiayn.corpus import Pair, Side
+from aiayn.corpus import Pair, Side, in_chunks
 from aiayn.tokenizer import UNK, Tokenizer, forget_rarest
 
 # Paper: "about 37000 tokens" are 32K merges and the characters of the released code's corpus
@@ -29,7 +29,7 @@ SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # by their ids; Moses escapes the a
 _CUT = "@@"
 _PAIRS_AT_ONCE = 16_384
 _MAX_PROCESSES = 8
-_MAX_CACHED_WORDS = 2**18
+_MAX_CACHED_WORDS = 2**17
 
 
 class MosesBpe:
@@ -82,7 +82,7 @@ def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> Non
     Raises ValueError when nothing in the text is seen twice.
     """
     words: Counter[str] = Counter()
-    chunks = iter(lambda: list(islice(pairs, _PAIRS_AT_ONCE)), [])
+    chunks = in_chunks(pairs, _PAIRS_AT_ONCE)
     for counted in in_order(partial(partial, _count, languages), chunks, _MAX_PROCESSES):
         words.update(counted)
         forget_rarest(words)

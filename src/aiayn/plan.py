@@ -163,9 +163,7 @@ def _prepared(dataset: Dataset) -> Corpus:
     source_length, target_length = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
     counts = ", ".join(f"{split} {part['kept']:,} pairs" for split, part in dataset.manifest["splits"].items())
     found = f"{counts}; prepared, every file as its SHA-256 says"
-    return Corpus(
-        source_length, target_length, dataset.tokenizer.vocab_size, int(pairs.target_lengths.sum()), 0.0, found
-    )
+    return Corpus(source_length, target_length, dataset.tokenizer.vocab_size, len(pairs.target_ids), 0.0, found)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,11 @@ from aiayn.corpus import Side
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 MAX_WORDS = 3_000_000
-"""Different words that are counted; beyond it the rarest are forgotten."""
+"""Different words that are counted; beyond it the rarer half is forgotten."""
+MAX_COUNTED_LETTERS = 2**26
+"""Letters of those words, for in text without spaces a word is a line; up to twice as many are in memory."""
+MAX_LETTERS = 20_000_000
+"""Letters of the words that pieces are learned from, the most frequent ones: SentencePiece takes 50 bytes for each."""
 
 # SentencePiece writes a space as U+2581, learns nothing from lines with U+2585 or NUL, takes a count after a tab, and
 # cuts lines where the name of a special token stands: so those characters travel as escapes, the special tokens have
@@ -63,6 +68,7 @@ def learn(lines: Iterable[str], vocab_size: int, model: Path) -> None:
     Raises ValueError naming data.vocab_size when it is too large or too small for the text.
     """
     words, alphabet = count_words(lines)
+    keep_most_frequent(words, MAX_WORDS, MAX_LETTERS)
 
     def counted() -> Iterator[str]:
         while words:  # SentencePiece has copied a word before it asks for the next
@@ -102,32 +108,43 @@ def learn(lines: Iterable[str], vocab_size: int, model: Path) -> None:
     storage.write_bytes(model, written.getvalue())
 
 
-def count_words(lines: Iterable[str], max_words: int = MAX_WORDS) -> tuple[Counter[str], set[str]]:
+def count_words(
+    lines: Iterable[str], max_words: int = MAX_WORDS, max_letters: int = MAX_COUNTED_LETTERS
+) -> tuple[Counter[str], set[str]]:
     """How often each word stands in the lines, escaped, and every character: all that BPE learns from.
 
-    Beyond `max_words` different words the rarest are forgotten, so that memory is bounded for any text.
+    Beyond `max_words` different words, or `max_letters` in them, the rarer half is forgotten, so that memory is bounded
+    for any text.
     """
     words: Counter[str] = Counter()
     alphabet: set[str] = set()
+    read = 0
     for line in lines:
         words.update(line.translate(_ESCAPES).split(" "))
-        alphabet.update(*forget_rarest(words, max_words))
+        read += len(line)
+        # Letters are counted as seldom as they allow
+        if len(words) > max_words or read > max_letters:
+            alphabet.update(*forget_rarest(words, max_words, max_letters))
+            read = 0
     alphabet.update(*words)
     del words[""]  # between two spaces
     return words, alphabet
 
 
-def forget_rarest(words: Counter[str], max_words: int = MAX_WORDS) -> list[str]:
-    """Takes the rarest words out of `words` until no more than `max_words` are left, and gives them back."""
-    forgotten: list[str] = []
-    least = 1
-    while len(words) > max_words:
-        least += 1
-        rare = [word for word, count in words.items() if count < least]
-        for word in rare:
-            del words[word]
-        forgotten += rare
-    return forgotten
+def forget_rarest(words: Counter[str], max_words: int = MAX_WORDS, max_letters: int = MAX_COUNTED_LETTERS) -> list[str]:
+    """Halves `words` where it holds more words or letters than these, and gives back what it took out."""
+    if len(words) <= max_words and sum(map(len, words)) <= max_letters:
+        return []
+    return keep_most_frequent(words, max_words // 2, max_letters // 2)
+
+
+def keep_most_frequent(words: Counter[str], max_words: int, max_letters: int) -> list[str]:
+    """Takes out of `words`, and gives back, the rarest beyond these bounds; of equals, those that came last."""
+    by_count = sorted(words, key=words.__getitem__, reverse=True)
+    kept = sum(letters <= max_letters for letters in accumulate(map(len, by_count[:max_words])))
+    for word in by_count[kept:]:
+        del words[word]
+    return by_count[kept:]
 
 
 def _unescape(text: str) -> str:
