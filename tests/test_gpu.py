@@ -100,9 +100,13 @@ def whole_and_resumed(words: list[str], aiayn: Callable[..., object]) -> tuple[A
     return *states, load(last)
 
 
-def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(toy: list[str], aiayn: Callable[..., object]) -> None:
+@pytest.mark.parametrize("attention", ["flash", "tiles"])
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
+    attention: str, toy: list[str], aiayn: Callable[..., object]
+) -> None:
     deterministic = ("hardware.deterministic=true", "training.checkpoint_every=3", "model.dropout=0.1")
-    words = [*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40", *deterministic]
+    kernel = f"hardware.attention={attention}"
+    words = [*toy, "hardware=gpu", kernel, "hardware.tokens_per_micro_batch=40", *deterministic]
     middle, end, again = whole_and_resumed(words, aiayn)
     assert equal(end, again)
     assert not equal(middle, end)  # control

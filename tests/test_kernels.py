@@ -1,5 +1,6 @@
 """What Triton makes of the kernels for a GPU, where there is none; what they compute: test_tiles.py."""
 
+import ast
 import json
 import os
 import subprocess
@@ -29,6 +30,22 @@ def compiled(folder: Path, *asked: list[Any]) -> list[dict[str, int]]:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def imported_at_once(module: Path) -> set[str]:
+    return {
+        name.name
+        for statement in ast.parse(module.read_text()).body
+        if isinstance(statement, ast.Import | ast.ImportFrom)
+        for name in statement.names
+    }
+
+
+def test_nobody_imports_them_before_they_are_needed() -> None:
+    """Where Triton is not installed, all else works."""
+    modules = list(Path(tiles.__file__).parent.glob("*.py"))
+    assert [module.stem for module in modules if "kernels" in imported_at_once(module)] == []
+    assert [module.stem for module in modules if "tiles" in imported_at_once(module)]  # control
 
 
 def test_these_are_the_widths_of_all_rows() -> None:
