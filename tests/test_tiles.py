@@ -73,7 +73,7 @@ def distance(found: list[Tensor], expected: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize(("across", "causal"), [(False, False), (False, True), (True, False)])
-@pytest.mark.parametrize("sizes", [(2, 5, 7), (1, 16, 64), (1, 64, 16)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 5, 7), (1, 16, 64), pytest.param((1, 64, 16), marks=pytest.mark.slow)], ids=str)
 def test_outputs_and_gradients_are_those_of_eq_1_sentence_by_sentence(sizes: Sizes, across: bool, causal: bool) -> None:
     inputs = given(sizes, across)
     found, expected = (results(way, inputs, sizes, causal) for way in (in_tiles, by_definition))
