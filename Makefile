@@ -23,7 +23,7 @@ check: .venv/ready
 # The formats of aiayn export are compared with the programs that read them, the dashboard with what W&B is sent, and
 # the kernels for GPUs are run by Triton's interpreter
 .venv/tests-ready: .venv/ready
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,export,dashboard,kernels]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,export,dashboard,tiles]'
 	touch $@
 
 clean:

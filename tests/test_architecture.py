@@ -30,7 +30,7 @@ MODULES = (
         "linear",
         "batching",
     ),
-    *("kernels", "tiles"),
+    *("tile_kernels", "tiles"),
     *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
@@ -64,7 +64,7 @@ MODULES = (
     ),
 )
 THE_PAPER = (
-    *("linear", "kernels", "tiles", "attention", "decoding"),
+    *("linear", "tile_kernels", "tiles", "attention", "decoding"),
     *("transformer", "loss", "schedule", "beam_search", "metrics"),
 )
 ROOMS = {
@@ -82,7 +82,7 @@ ROOMS = {
     "ctranslate2": {"export", "rivals"},
     "transformers": {"export"},
     "safetensors": {"export"},
-    "triton": {"kernels"},
+    "triton": {"tile_kernels"},
 }
 
 

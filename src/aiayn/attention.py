@@ -52,9 +52,7 @@ class Sentences:
         self.has_kernel = self._device.type == "cuda" and torch.cuda.get_device_capability(self._device) >= (8, 0)
         self.has_tiles, self.in_tiles = tiles.available(self._device), in_tiles
         if in_tiles and not self.has_tiles:
-            raise ValueError(
-                "hardware.attention=tiles: needs a GPU since Ampere and Triton (aiayn[kernels]); give flash"
-            )
+            raise ValueError("hardware.attention=tiles: needs a GPU since Ampere and Triton (aiayn[tiles]); give flash")
 
     def fill(self, tokens: Tensor) -> Tensor:
         """As many tokens as there are rows."""

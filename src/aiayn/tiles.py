@@ -50,11 +50,11 @@ def attend(
     all in the first (T, H * (2 K + V)); `sizes` are H, K and V. The offsets (B + 1,) of 32 bits say where sentences
     begin and end, none of them empty; of rows after the last one output and gradients are zero.
     """
-    from aiayn import kernels
+    from aiayn import tile_kernels
 
     results = _results(queries, sizes)
     launch = _launcher(offsets, memory_offsets, sizes, causal)
-    launch(kernels.forward, *_parts(queries, keys_values, sizes), *results)
+    launch(tile_kernels.forward, *_parts(queries, keys_values, sizes), *results)
     return results
 
 
@@ -71,15 +71,15 @@ def _attend_backward(
     causal: bool,
 ) -> list[Tensor]:
     """The gradients of `queries` and, where there are any, of `keys_values`."""
-    from aiayn import kernels
+    from aiayn import tile_kernels
 
     gradients = _gradients(queries, keys_values)
     q, k, v = _parts(queries, keys_values, sizes)
     to_q, to_k, to_v = _parts(gradients[0], gradients[1] if keys_values is not None else None, sizes)
     to_output, deltas = to_output.contiguous(), torch.empty_like(logs)
     launch = _launcher(offsets, memory_offsets, sizes, causal)
-    launch(kernels.backward_to_queries, q, k, v, to_q, output, to_output, logs, deltas)
-    launch(kernels.backward_to_keys_and_values, q, k, v, to_k, to_v, to_output, logs, deltas)
+    launch(tile_kernels.backward_to_queries, q, k, v, to_q, output, to_output, logs, deltas)
+    launch(tile_kernels.backward_to_keys_and_values, q, k, v, to_k, to_v, to_output, logs, deltas)
     return gradients
 
 

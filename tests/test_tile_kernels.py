@@ -21,7 +21,7 @@ WIDTHS = [[16, 16], [16, 64], [32, 32], [32, 64], [64, 64], [128, 128], [512, 51
 
 def compiled(folder: Path, *arguments: Any, **changes: int) -> dict[str, list[dict[str, int]]]:
     """In a process of its own, since in this one kernels are interpreted."""
-    child = Path(__file__).with_name("children") / "compile_kernels.py"
+    child = Path(__file__).with_name("children") / "compile_tile_kernels.py"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder)
     asked = json.dumps({"arguments": arguments, "changes": changes})
@@ -44,7 +44,7 @@ def imported_at_once(module: Path) -> set[str]:
 def test_nobody_imports_them_before_they_are_needed() -> None:
     """Where Triton is not installed, all else works."""
     modules = list(Path(tiles.__file__).parent.glob("*.py"))
-    assert [module.stem for module in modules if "kernels" in imported_at_once(module)] == []
+    assert [module.stem for module in modules if "tile_kernels" in imported_at_once(module)] == []
     assert [module.stem for module in modules if "tiles" in imported_at_once(module)]  # control
 
 

@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from aiayn import kernels, tiles
+from aiayn import tile_kernels, tiles
 
 NAMES = ("forward", "backward_to_queries", "backward_to_keys_and_values")
 
@@ -48,7 +48,7 @@ def compiled(widths: list[int], dtype: str, **changes: int) -> dict[str, list[di
     """What becomes of each kernel, in self-attention, causal or not, and across, with other numbers of sentences."""
     used = {name: Compiled(kernel) for name, kernel in plain.items()}
     for name, kernel in used.items():
-        setattr(kernels, name, kernel)
+        setattr(tile_kernels, name, kernel)
     tiles.options = lambda *widths: {**options(*widths), **changes}
     sizes, kind = [2, *widths], getattr(torch, dtype)
     query, key_value = 2 * widths[0], 2 * sum(widths)
@@ -62,7 +62,7 @@ def compiled(widths: list[int], dtype: str, **changes: int) -> dict[str, list[di
 
 
 if __name__ == "__main__":
-    plain, options = {name: getattr(kernels, name) for name in NAMES}, tiles.options
+    plain, options = {name: getattr(tile_kernels, name) for name in NAMES}, tiles.options
     hopper = SimpleNamespace(
         get_current_device=lambda: 0,
         get_current_stream=lambda device: 0,
