@@ -40,6 +40,7 @@ class Table(torch.nn.Module):
             self.table[:, EOS] += eos_bias
         self.steps = self.rows = 0
         self.device = self.table.device
+        self.compiled = False
 
     def start(self, source: Tensor, source_offsets: Tensor) -> TableDecoding:
         sentences = source.tensor_split(source_offsets[1:-1])

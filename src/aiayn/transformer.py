@@ -92,13 +92,16 @@ class DecoderLayer(nn.Module):
         x = self.after_memory_attention(x, looked_up)
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
 
-    def layout(self, *, int8: bool) -> DecoderLayout:
+    def layout(self, *, int8: bool, compiled: bool) -> DecoderLayout:
         """The same for one token at a time."""
         norms = (self.after_self_attention.norm, self.after_memory_attention.norm, self.after_feed_forward.norm)
         first, _, second = self.feed_forward
         assert isinstance(first, Linear)
         assert isinstance(second, Linear)
-        return DecoderLayout(self.self_attention, self.memory_attention, (first, second), norms, int8=int8)
+        feed_forward = first, second
+        return DecoderLayout(
+            self.self_attention, self.memory_attention, feed_forward, norms, int8=int8, compiled=compiled
+        )
 
 
 class Sinusoids(nn.Module):
@@ -244,11 +247,11 @@ class Transformer(nn.Module):
         """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
         return product(hidden, self.embedding.weight)
 
-    def laid_out(self, *, int8: bool = False) -> Decoder:
-        """The decoder for a search, as its weights are now; `int8` is what `fixed_product` makes of it."""
+    def laid_out(self, *, int8: bool = False, compiled: bool = False) -> Decoder:
+        """The decoder for a search, as its weights are now: `int8` for `fixed_product`, `compiled` with `kernels`."""
         assert not self.training, "dropout would be on: call model.eval()"
-        layouts = [layer.layout(int8=int8) for layer in self.decoder]  # type: ignore[operator]
-        return Decoder(layouts, self._memory, self._embed_at, self.embedding.weight, int8=int8)
+        layouts = [layer.layout(int8=int8, compiled=compiled) for layer in self.decoder]  # type: ignore[operator]
+        return Decoder(layouts, self._memory, self._embed_at, self.embedding.weight, int8=int8, compiled=compiled)
 
     def _memory(self, source: Tensor, offsets: Tensor) -> tuple[Tensor, Sentences]:
         sentences = self._source(source, offsets)

@@ -1,0 +1,143 @@
+"""A decoder layer's step and the choice of continuations in C (`kernels.c`), compiled for the processor at hand."""
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aiayn.schema import ConfigError
+
+# B sentences; W hypotheses of each; R = B * W rows; D d_model; H heads; K d_k; V d_v
+
+SOURCE = Path(__file__).with_suffix(".c")
+LANES, PANEL = 16, 32  # as in the source
+# Sums may be in any order, or they could not be in vectors; no number that is compared is NaN
+FLAGS = "-O3 -march=native -mprefer-vector-width=512 -ffast-math -shared -fPIC"
+
+
+class _Product(ctypes.Structure):
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+    )
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("epsilon", ctypes.c_float))
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("products", _Product * 6),
+        ("norms", _Norm * 3),
+        ("heads", ctypes.c_int64),
+        ("d_k", ctypes.c_int64),
+        ("d_v", ctypes.c_int64),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled kernels; a ConfigError where no compiler makes them."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise ConfigError("decoding.compile=true: there is no C compiler cc here; install one, or use false")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.so"
+        command = [compiler, *FLAGS.split(), "-o", path, SOURCE, "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["it says nothing"])[0]
+            raise ConfigError(f"decoding.compile=true: {compiler} cannot compile {SOURCE}: {reason}; use false")
+        found = ctypes.CDLL(str(path))
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    cache_of = [pointer, pointer, pointer, number, number]
+    found.layer_step.argtypes = [pointer, pointer, *cache_of, *cache_of, pointer, number, number, number]
+    found.best_continuations.argtypes = [*[pointer] * 5, *[number] * 4]
+    found.layer_step.restype = found.best_continuations.restype = None
+    return found
+
+
+class LayerKernel:
+    """One decoder layer's weights, laid out for `step`."""
+
+    def __init__(
+        self, products: list[nn.Linear], norms: list[nn.LayerNorm], num_heads: int, d_k: int, d_v: int
+    ) -> None:
+        self._step = library().layer_step
+        weights = [(_panels(layer.weight), _padded(layer.bias)) for layer in products]
+        self._kept = weights, norms  # what the pointers point to
+        self._layer = _Layer(
+            (_Product * 6)(
+                *(
+                    _Product(weight.data_ptr(), bias.data_ptr(), layer.in_features, layer.out_features)
+                    for (weight, bias), layer in zip(weights, products, strict=True)
+                )
+            ),
+            (_Norm * 3)(*(_Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps) for norm in norms)),
+            num_heads,
+            d_k,
+            d_v,
+        )
+        self._widest = max(layer.out_features for layer in products)
+        self._a_row = self._widest + num_heads * d_v + products[1].out_features
+
+    def step(
+        self,
+        x: Tensor,
+        past: list[Tensor],
+        past_mask: Tensor | None,
+        past_columns: int,
+        memory: list[Tensor],
+        memory_mask: Tensor | None,
+        memory_columns: int,
+    ) -> None:
+        """Turns x (R, D) into the layer's output, and fills the last W columns of the past: see the source."""
+        rooms = past[0].size(3), memory[0].size(3)
+        sentences = len(past[0])
+        scratch = torch.empty(len(x) * self._a_row + 3 * max(rooms))
+        self._step(
+            x.data_ptr(),
+            ctypes.byref(self._layer),
+            *(part.data_ptr() for part in past),
+            past_mask if past_mask is None else past_mask.data_ptr(),
+            past_columns,
+            rooms[0],
+            *(part.data_ptr() for part in memory),
+            memory_mask if memory_mask is None else memory_mask.data_ptr(),
+            memory_columns,
+            rooms[1],
+            scratch.data_ptr(),
+            self._widest,
+            sentences,
+            len(x) // sentences,
+        )
+
+
+def best_continuations(logits: Tensor, alive: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What the function of the same name in `beam_search` gives, for float32 on a CPU."""
+    sentences, width, words = logits.shape
+    count = min(count, width * words)
+    best = torch.empty(sentences, count)
+    of, tokens = torch.empty(2, sentences, count, dtype=torch.int64)
+    tensors = best, of, tokens, logits, alive.contiguous()
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    library().best_continuations(*(tensor.data_ptr() for tensor in tensors), sentences, width, words, count)
+    return best, of, tokens
+
+
+def _panels(weight: Tensor) -> Tensor:
+    outputs, inputs = weight.shape
+    return F.pad(weight.detach(), (0, 0, 0, -outputs % PANEL)).view(-1, PANEL, inputs).transpose(1, 2).contiguous()
+
+
+def _padded(bias: Tensor) -> Tensor:
+    return F.pad(bias.detach(), (0, -len(bias) % PANEL))
