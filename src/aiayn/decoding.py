@@ -29,11 +29,9 @@ class DecoderLayout:
     ) -> None:
         self.num_heads, self.d_k = self_attention.num_heads, self_attention.d_k
         layers = [
-            self_attention.query_key_value,
-            self_attention.output,
-            memory_attention.query,
-            memory_attention.output,
+            *(self_attention.query_key_value, self_attention.output),
             *feed_forward,
+            *(memory_attention.query, memory_attention.output),
         ]
         self.kernel = None
         if compiled and not (int8 and any(layer.weight.numel() >= INT8_PAYS for layer in layers)):
@@ -61,9 +59,9 @@ class LayerDecoding:
         It may take the place of x.
         """
         if self.layout.kernel is not None:
-            self.layout.kernel.step(x, self.past, past_mask, columns.stop, self.memory, memory_mask, self.memory_columns)
+            self.layout.kernel.decode(x, self.past, past_mask, columns.stop, self.memory, memory_mask, self.memory_columns)
             return x
-        to_query_key_value, to_output, to_query, to_memory_output, to_hidden, from_hidden = self.layout.products
+        to_query_key_value, to_output, to_hidden, from_hidden, to_query, to_memory_output = self.layout.products
         num_heads, d_k = self.layout.num_heads, self.layout.d_k
         shape = (len(self.memory[0]), -1, num_heads)
         inner = num_heads * d_k
@@ -79,9 +77,9 @@ class LayerDecoding:
 
         query = to_query(x).view(*shape, d_k).transpose(1, 2)
         heads = _attention(query, self.memory, self.memory_columns, memory_mask)
-        x = self._norm(1, x + to_memory_output(heads.transpose(1, 2).reshape(len(x), -1)))
+        x = self._norm(2, x + to_memory_output(heads.transpose(1, 2).reshape(len(x), -1)))
 
-        return self._norm(2, x + from_hidden(to_hidden(x).relu_()))
+        return self._norm(1, x + from_hidden(to_hidden(x).relu_()))
 
     def make_room(self, columns: int) -> None:
         """So many more columns, or a few more."""

@@ -16,6 +16,7 @@
 #define ROWS 2
 #endif
 #define STRIDE (4 * LANES)
+#define CHUNK 128
 #define LOG2_E 1.44269504f
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
@@ -32,14 +33,18 @@ typedef struct {
 } Norm;
 
 typedef struct {
-    Product query_key_value, output, query, memory_output, hidden, from_hidden;
-    Norm norms[3];
-    int64_t heads, d_k, d_v;
+    Product query_key_value, output, hidden, from_hidden, query, memory_output;  // the last two in a decoder only
+    Norm after_self, after_feed_forward, after_memory;
+    int64_t heads, d_k, d_v, widest;  // widest: the most outputs of a product
 } Layer;
+
+static inline float larger(float x, float y) {
+    return x > y ? x : y;
+}
 
 // 2^x for x <= 0, but for an error of 2e-7 of it; unlike the library's, a loop of it becomes one of vector instructions
 static inline float power_of_2(float x) {
-    x = x > -126 ? x : -126;
+    x = larger(x, -126);
     const float whole = rintf(x), y = (x - whole) * 0.693147181f;
     const float power = 1 + y * (1 + y / 2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6)))));
     const uint32_t bits = (uint32_t)((int32_t)whole + 127) << 23;
@@ -105,7 +110,7 @@ static void attend(
             float top = -FLT_MAX, sum = 0;
             for (int64_t i = 0; i < count; i++) {
                 weights[i] = scores[seen[i]];
-                top = weights[i] > top ? weights[i] : top;
+                top = larger(weights[i], top);
             }
             // Whole vectors: the rest of the last one comes to nothing
             for (int64_t i = count; i % LANES; i++)
@@ -166,16 +171,51 @@ static void add_and_norm(float *restrict x, const float *restrict y, const Norm 
     }
 }
 
-// x (R, D) becomes the layer's output; the last W of the past's columns are its own. `scratch` has room for the widest
-// product, heads and x of each row, and what `attend` wants.
-void layer_step(
+// x (rows, D) becomes the output of the last sub-layer.
+static void feed_forward(float *x, const Layer *layer, float *wide, float *found, int64_t rows) {
+    multiply(wide, x, &layer->hidden, rows);
+    for (int64_t i = 0; i < rows * layer->hidden.outputs; i++)
+        wide[i] = larger(wide[i], 0);
+    multiply(found, wide, &layer->from_hidden, rows);
+    add_and_norm(x, found, &layer->after_feed_forward, rows, layer->output.outputs);
+}
+
+// x (tokens, D) of sentences between `offsets` becomes the encoder layer's output. `scratch` has room for the widest
+// product, heads and x of each row, for keys and values of one sentence in `room` columns, and what `attend` wants.
+void encode_layer(
+    float *x, const Layer *layer, const int64_t *offsets, float *scratch, int64_t sentences, int64_t room
+) {
+    const int64_t rows = offsets[sentences], d_model = layer->output.outputs, d_values = layer->output.inputs;
+    const int64_t stride = layer->query_key_value.outputs;
+    float *wide = scratch, *heads = wide + rows * layer->widest, *found = heads + rows * d_values;
+    float *keys = found + rows * d_model, *values = keys + layer->heads * layer->d_k * room;
+    float *rest = values + d_values * room;
+
+    multiply(wide, x, &layer->query_key_value, rows);
+    for (int64_t i = 0; i < sentences; i++) {
+        const int64_t first = offsets[i], length = offsets[i + 1] - first;
+        const float *own = wide + first * stride;
+        append(keys, values, own, layer, 1, length, length, room);
+        attend(heads + first * d_values, own, stride, keys, values, 0, 0, rest, layer, 1, length, length, room);
+    }
+    multiply(found, heads, &layer->output, rows);
+    add_and_norm(x, found, &layer->after_self, rows, d_model);
+
+    // Few rows at a time stay in the cache
+    for (int64_t row = 0; row < rows; row += CHUNK)
+        feed_forward(x + row * d_model, layer, wide, found, rows - row < CHUNK ? rows - row : CHUNK);
+}
+
+// x (R, D) becomes the decoder layer's output; the last W of the past's columns are its own. `scratch` has room for the
+// widest product, heads and x of each row, and what `attend` wants.
+void decode_layer(
     float *x, const Layer *layer, float *past_keys, float *past_values, const float *past_mask, int64_t past_columns,
     int64_t past_room, const float *memory_keys, const float *memory_values, const float *memory_mask,
-    int64_t memory_columns, int64_t memory_room, float *scratch, int64_t widest, int64_t sentences, int64_t width
+    int64_t memory_columns, int64_t memory_room, float *scratch, int64_t sentences, int64_t width
 ) {
     const int64_t rows = sentences * width, d_model = layer->output.outputs, d_values = layer->output.inputs;
     const int64_t stride = layer->query_key_value.outputs;
-    float *wide = scratch, *heads = wide + rows * widest, *found = heads + rows * d_values;
+    float *wide = scratch, *heads = wide + rows * layer->widest, *found = heads + rows * d_values;
     float *rest = found + rows * d_model;
 
     multiply(wide, x, &layer->query_key_value, rows);
@@ -185,7 +225,7 @@ void layer_step(
         past_room
     );
     multiply(found, heads, &layer->output, rows);
-    add_and_norm(x, found, &layer->norms[0], rows, d_model);
+    add_and_norm(x, found, &layer->after_self, rows, d_model);
 
     multiply(wide, x, &layer->query, rows);
     attend(
@@ -193,17 +233,9 @@ void layer_step(
         memory_columns, memory_room
     );
     multiply(found, heads, &layer->memory_output, rows);
-    add_and_norm(x, found, &layer->norms[1], rows, d_model);
+    add_and_norm(x, found, &layer->after_memory, rows, d_model);
 
-    multiply(wide, x, &layer->hidden, rows);
-    for (int64_t i = 0; i < rows * layer->hidden.outputs; i++)
-        wide[i] = wide[i] > 0 ? wide[i] : 0;
-    multiply(found, wide, &layer->from_hidden, rows);
-    add_and_norm(x, found, &layer->norms[2], rows, d_model);
-}
-
-static inline float larger(float x, float y) {
-    return x > y ? x : y;
+    feed_forward(x, layer, wide, found, rows);
 }
 
 // The `count` best of all continuations (B, W, words) of hypotheses with log probabilities `alive` (B, W): the log

@@ -38,9 +38,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         ("products", _Product * 6),
         ("norms", _Norm * 3),
-        ("heads", ctypes.c_int64),
-        ("d_k", ctypes.c_int64),
-        ("d_v", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("heads", "d_k", "d_v", "widest")),
     )
 
 
@@ -60,37 +58,39 @@ def library() -> ctypes.CDLL:
         found = ctypes.CDLL(str(path))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     cache_of = [pointer, pointer, pointer, number, number]
-    found.layer_step.argtypes = [pointer, pointer, *cache_of, *cache_of, pointer, number, number, number]
+    found.encode_layer.argtypes = [*[pointer] * 4, number, number]
+    found.decode_layer.argtypes = [pointer, pointer, *cache_of, *cache_of, pointer, number, number]
     found.best_continuations.argtypes = [*[pointer] * 5, *[number] * 4]
-    found.layer_step.restype = found.best_continuations.restype = None
+    found.encode_layer.restype = found.decode_layer.restype = found.best_continuations.restype = None
     return found
 
 
 class LayerKernel:
-    """One decoder layer's weights, laid out for `step`."""
+    """One layer's weights, laid out."""
 
     def __init__(
         self, products: list[nn.Linear], norms: list[nn.LayerNorm], num_heads: int, d_k: int, d_v: int
     ) -> None:
-        self._step = library().layer_step
         weights = [(_panels(layer.weight), _padded(layer.bias)) for layer in products]
         self._kept = weights, norms  # what the pointers point to
-        self._layer = _Layer(
-            (_Product * 6)(
-                *(
-                    _Product(weight.data_ptr(), bias.data_ptr(), layer.in_features, layer.out_features)
-                    for (weight, bias), layer in zip(weights, products, strict=True)
-                )
-            ),
-            (_Norm * 3)(*(_Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps) for norm in norms)),
-            num_heads,
-            d_k,
-            d_v,
-        )
-        self._widest = max(layer.out_features for layer in products)
-        self._a_row = self._widest + num_heads * d_v + products[1].out_features
+        self._layer = _Layer()
+        for i, ((weight, bias), layer) in enumerate(zip(weights, products, strict=True)):
+            self._layer.products[i] = _Product(weight.data_ptr(), bias.data_ptr(), layer.in_features, layer.out_features)
+        for i, norm in enumerate(norms):
+            self._layer.norms[i] = _Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+        self._layer.heads, self._layer.d_k, self._layer.d_v = num_heads, d_k, d_v
+        self._layer.widest = max(layer.out_features for layer in products)
+        self._a_row = self._layer.widest + num_heads * d_v + products[1].out_features
 
-    def step(
+    def encode(self, x: Tensor, offsets: Tensor) -> None:
+        """Turns x (tokens or more, D) into the encoder layer's output: see the source."""
+        room = _room(int(offsets.diff().max()))
+        a_column = self._layer.heads * (self._layer.d_k + self._layer.d_v) + 3
+        scratch = torch.empty(len(x) * self._a_row + room * a_column)
+        parts = x.data_ptr(), ctypes.byref(self._layer), offsets.data_ptr(), scratch.data_ptr()
+        library().encode_layer(*parts, len(offsets) - 1, room)
+
+    def decode(
         self,
         x: Tensor,
         past: list[Tensor],
@@ -100,11 +100,11 @@ class LayerKernel:
         memory_mask: Tensor | None,
         memory_columns: int,
     ) -> None:
-        """Turns x (R, D) into the layer's output, and fills the last W columns of the past: see the source."""
+        """Turns x (R, D) into the decoder layer's output, and fills the last W columns of the past: see the source."""
         rooms = past[0].size(3), memory[0].size(3)
         sentences = len(past[0])
         scratch = torch.empty(len(x) * self._a_row + 3 * max(rooms))
-        self._step(
+        library().decode_layer(
             x.data_ptr(),
             ctypes.byref(self._layer),
             *(part.data_ptr() for part in past),
@@ -116,7 +116,6 @@ class LayerKernel:
             memory_columns,
             rooms[1],
             scratch.data_ptr(),
-            self._widest,
             sentences,
             len(x) // sentences,
         )
@@ -132,6 +131,10 @@ def best_continuations(logits: Tensor, alive: Tensor, count: int) -> tuple[Tenso
     assert all(tensor.is_contiguous() for tensor in tensors)
     library().best_continuations(*(tensor.data_ptr() for tensor in tensors), sentences, width, words, count)
     return best, of, tokens
+
+
+def _room(columns: int) -> int:
+    return -(-columns // LANES) * LANES
 
 
 def _panels(weight: Tensor) -> Tensor:

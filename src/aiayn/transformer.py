@@ -1,5 +1,6 @@
 """The Transformer of section 3: encoder, decoder, embeddings, positions."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences
 from aiayn.batching import Batch
 from aiayn.decoding import Decoder, DecoderLayout
+from aiayn.kernels import LayerKernel
 from aiayn.linear import Linear, product, static_rows
 
 # S source tokens, T target tokens of all sentences, packed; B sentences
@@ -56,6 +58,13 @@ class FeedForward(nn.Sequential):
         # Paper: residual dropout only (5.4), so none between the two layers
         super().__init__(Linear(d_model, d_ff), nn.ReLU(inplace=True), Linear(d_ff, d_model))
 
+    def layers(self) -> tuple[Linear, Linear]:
+        """Both linear layers."""
+        first, _, second = self
+        assert isinstance(first, Linear)
+        assert isinstance(second, Linear)
+        return first, second
+
 
 class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network (3.1)."""
@@ -71,6 +80,13 @@ class EncoderLayer(nn.Module):
         """x (S, D) to (S, D)."""
         x = self.after_self_attention(x, self.self_attention(x, sentences, causal=False))
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
+
+    def kernel(self) -> LayerKernel:
+        """The same in C."""
+        attention = self.self_attention
+        products = [attention.query_key_value, attention.output, *self.feed_forward.layers()]
+        norms = [self.after_self_attention.norm, self.after_feed_forward.norm]
+        return LayerKernel(products, norms, attention.num_heads, attention.d_k, attention.d_v)
 
 
 class DecoderLayer(nn.Module):
@@ -94,13 +110,9 @@ class DecoderLayer(nn.Module):
 
     def layout(self, *, int8: bool, compiled: bool) -> DecoderLayout:
         """The same for one token at a time."""
-        norms = (self.after_self_attention.norm, self.after_memory_attention.norm, self.after_feed_forward.norm)
-        first, _, second = self.feed_forward
-        assert isinstance(first, Linear)
-        assert isinstance(second, Linear)
-        feed_forward = first, second
+        norms = (self.after_self_attention.norm, self.after_feed_forward.norm, self.after_memory_attention.norm)
         return DecoderLayout(
-            self.self_attention, self.memory_attention, feed_forward, norms, int8=int8, compiled=compiled
+            self.self_attention, self.memory_attention, self.feed_forward.layers(), norms, int8=int8, compiled=compiled
         )
 
 
@@ -227,10 +239,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, sentences: Sentences) -> Tensor:
         """The source (S,) as memory (S, D)."""
-        positions = self.source_positions(sentences.positions)
-        if self.target_spaces is not None:
-            positions = positions + self.target_spaces[0]
-        x = self._embed(source, positions)
+        x = self._embed_source(source, sentences)
         for layer in self.encoder:
             x = layer(x, sentences)
         return x
@@ -251,11 +260,23 @@ class Transformer(nn.Module):
         """The decoder for a search, as its weights are now: `int8` for `fixed_product`, `compiled` with `kernels`."""
         assert not self.training, "dropout would be on: call model.eval()"
         layouts = [layer.layout(int8=int8, compiled=compiled) for layer in self.decoder]  # type: ignore[operator]
-        return Decoder(layouts, self._memory, self._embed_at, self.embedding.weight, int8=int8, compiled=compiled)
+        kernels = [layer.kernel() for layer in self.encoder] if compiled else []  # type: ignore[operator]
+        return Decoder(layouts, partial(self._memory, kernels), self._embed_at, self.embedding.weight, int8=int8, compiled=compiled)
 
-    def _memory(self, source: Tensor, offsets: Tensor) -> tuple[Tensor, Sentences]:
+    def _memory(self, kernels: list[LayerKernel], source: Tensor, offsets: Tensor) -> tuple[Tensor, Sentences]:
         sentences = self._source(source, offsets)
-        return self.encode(sentences.fill(source), sentences), sentences
+        if not kernels:
+            return self.encode(sentences.fill(source), sentences), sentences
+        x = self._embed_source(sentences.fill(source), sentences)
+        for kernel in kernels:
+            kernel.encode(x, offsets)
+        return x, sentences
+
+    def _embed_source(self, source: Tensor, sentences: Sentences) -> Tensor:
+        positions = self.source_positions(sentences.positions)
+        if self.target_spaces is not None:
+            positions = positions + self.target_spaces[0]
+        return self._embed(source, positions)
 
     def _source(self, source: Tensor, offsets: Tensor) -> Sentences:
         sentences = _filled(source, offsets)
