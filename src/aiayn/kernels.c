@@ -8,18 +8,25 @@
 #include <stdint.h>
 #include <string.h>
 
+// Numbers of a vector register, and the rows of a product that are computed together: as many as there are registers for
+#if defined __AVX512F__
 #define LANES 16
-#define PANEL (2 * LANES)  // outputs of a product that are computed together
-#ifdef __AVX512F__
-#define ROWS 8  // of a product that are computed together: as many sums as fit the registers
+#define ROWS 8
+#elif defined __AVX__
+#define LANES 8
+#define ROWS 4
 #else
-#define ROWS 2
+#define LANES 4
+#define ROWS 4
 #endif
-#define STRIDE (4 * LANES)
+#define PANEL (2 * LANES)  // outputs of a product that are computed together
+#define STRIDE 64
 #define CHUNK 128
 #define LOG2_E 1.44269504f
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+
+const int64_t panel = PANEL;
 
 typedef struct {
     const float *weight;  // (panels, inputs, PANEL)
@@ -46,7 +53,7 @@ static inline float larger(float x, float y) {
 static inline float power_of_2(float x) {
     x = larger(x, -126);
     const float whole = rintf(x), y = (x - whole) * 0.693147181f;
-    const float power = 1 + y * (1 + y / 2 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6)))));
+    const float power = 1 + y * (1 + y * (1 / 2.f + y * (1 / 6.f + y * (1 / 24.f + y * (1 / 120.f + y * (1 / 720.f))))));
     const uint32_t bits = (uint32_t)((int32_t)whole + 127) << 23;
     float scale;
     memcpy(&scale, &bits, sizeof scale);

@@ -16,9 +16,13 @@ from aiayn.schema import ConfigError
 # B sentences; W hypotheses of each; R = B * W rows; D d_model; H heads; K d_k; V d_v
 
 SOURCE = Path(__file__).with_suffix(".c")
-LANES, PANEL = 16, 32  # as in the source
-# Sums may be in any order, or they could not be in vectors; no number that is compared is NaN
-FLAGS = "-O3 -march=native -mprefer-vector-width=512 -ffast-math -shared -fPIC"
+LANES = 16  # a room for columns is a multiple of it, and so of every processor's vectors
+# Sums in any order, as vectors need them, and comparisons as if there were no NaN. Not -ffast-math, with which gcc before
+# 13 would round the tiniest numbers of the whole process to zero
+FLAGS = (
+    "-O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-math -fno-math-errno -ffinite-math-only"
+    " -shared -fPIC"
+)
 
 
 class _Product(ctypes.Structure):
@@ -71,7 +75,12 @@ class LayerKernel:
     def __init__(
         self, products: list[nn.Linear], norms: list[nn.LayerNorm], num_heads: int, d_k: int, d_v: int
     ) -> None:
-        weights = [(_panels(layer.weight), _padded(layer.bias)) for layer in products]
+        self._library = library()
+        panel = ctypes.c_int64.in_dll(self._library, "panel").value
+        weights = [
+            (_panels(layer.weight, panel), F.pad(layer.bias.detach(), (0, -layer.out_features % panel)))
+            for layer in products
+        ]
         self._kept = weights, norms  # what the pointers point to
         self._layer = _Layer()
         for i, ((weight, bias), layer) in enumerate(zip(weights, products, strict=True)):
@@ -88,7 +97,7 @@ class LayerKernel:
         a_column = self._layer.heads * (self._layer.d_k + self._layer.d_v) + 3
         scratch = torch.empty(len(x) * self._a_row + room * a_column)
         parts = x.data_ptr(), ctypes.byref(self._layer), offsets.data_ptr(), scratch.data_ptr()
-        library().encode_layer(*parts, len(offsets) - 1, room)
+        self._library.encode_layer(*parts, len(offsets) - 1, room)
 
     def decode(
         self,
@@ -104,7 +113,7 @@ class LayerKernel:
         rooms = past[0].size(3), memory[0].size(3)
         sentences = len(past[0])
         scratch = torch.empty(len(x) * self._a_row + 3 * max(rooms))
-        library().decode_layer(
+        self._library.decode_layer(
             x.data_ptr(),
             ctypes.byref(self._layer),
             *(part.data_ptr() for part in past),
@@ -137,10 +146,6 @@ def _room(columns: int) -> int:
     return -(-columns // LANES) * LANES
 
 
-def _panels(weight: Tensor) -> Tensor:
+def _panels(weight: Tensor, panel: int) -> Tensor:
     outputs, inputs = weight.shape
-    return F.pad(weight.detach(), (0, 0, 0, -outputs % PANEL)).view(-1, PANEL, inputs).transpose(1, 2).contiguous()
-
-
-def _padded(bias: Tensor) -> Tensor:
-    return F.pad(bias.detach(), (0, -len(bias) % PANEL))
+    return F.pad(weight.detach(), (0, 0, 0, -outputs % panel)).view(-1, panel, inputs).transpose(1, 2).contiguous()
