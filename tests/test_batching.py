@@ -62,9 +62,12 @@ def test_a_filler_is_a_batch_without_tokens() -> None:
     assert [len(tensor) for tensor in vars(batch).values()] == [0, 0, 0, 1, 1]
 
 
-def test_a_batch_moves_as_a_whole() -> None:
+def test_a_batch_s_tokens_move_and_its_offsets_stay_on_the_host() -> None:
     batch = gather(pairs_of([([5], [7])]), np.array([0])).to("meta")
-    assert all(tensor.is_meta for tensor in vars(batch).values())
+    assert {name: tensor.is_meta for name, tensor in vars(batch).items()} == {
+        **dict.fromkeys(("source", "target", "target_input"), True),
+        **dict.fromkeys(("source_offsets", "target_offsets"), False),
+    }
 
 
 # epoch_plan

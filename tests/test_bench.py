@@ -9,6 +9,12 @@ from test_sheets import PART
 from aiayn import bench, config, schema
 
 
+@pytest.fixture
+def here(monkeypatch):
+    """Measures in this process, where what is measured can be replaced."""
+    monkeypatch.setattr(bench, "apart", lambda measure, *given: measure(*given))
+
+
 def test_the_command_prints_tables_and_writes_every_number(toy, tmp_path, capsys):
     sizes = ["model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.updates=1", "bench.rounds=1"]
     sizes.append("bench.kind=rivals")
@@ -24,6 +30,7 @@ def test_the_command_prints_tables_and_writes_every_number(toy, tmp_path, capsys
         assert all(len(line["seconds_a_round"]) == 1 for line in part["lines"])
 
 
+@pytest.mark.usefixtures("here")
 def test_one_kind_alone_is_measured_when_asked(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "training", lambda *_: dict(PART))
     monkeypatch.setattr(bench, "decoding", lambda *_: pytest.fail("not asked for"))
@@ -31,6 +38,7 @@ def test_one_kind_alone_is_measured_when_asked(toy, tmp_path, monkeypatch):
     assert set(json.loads((tmp_path / "all.json").read_text())["parts"]) == {"training"}
 
 
+@pytest.mark.usefixtures("here")
 def test_the_tables_are_written_as_markdown_with_command_date_and_machine(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "training", lambda *_: dict(PART))
     monkeypatch.setattr(bench.sys, "argv", ["aiayn bench", "bench.kind=training", "data.name=my own"])
@@ -49,6 +57,7 @@ def test_the_tables_are_written_as_markdown_with_command_date_and_machine(toy, t
         assert words in text
 
 
+@pytest.mark.usefixtures("here")
 def test_what_is_measured_is_written_before_the_next_part_begins(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "training", lambda *_: dict(PART))
     monkeypatch.setattr(bench, "decoding", lambda *_: 1 / 0)
@@ -59,7 +68,7 @@ def test_what_is_measured_is_written_before_the_next_part_begins(toy, tmp_path, 
 
 
 def test_the_profile_is_measured_in_a_process_or_on_the_gpu_and_each_precision_is_a_column(toy, monkeypatch):
-    run, shown = config.compose_row(*toy), []
+    run, shown = config.compose_row(*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"), []
     found = {"milliseconds": dict.fromkeys(bench.breakdown.GROUPS, 1.0), "step_milliseconds": 9.0}
     found["profiled_step_milliseconds"] = 10.0
     monkeypatch.setattr(bench.breakdown, "breakdown", lambda run, precision, _: {**found, "precision": precision})

@@ -16,6 +16,7 @@ from aiayn.lightning_model import NonFinite
 from aiayn.signals import Interrupted, StopFlag
 
 LAST = 7
+MODULE = SimpleNamespace(settle=lambda: None)
 
 
 def update(number: int) -> Update:
@@ -47,10 +48,10 @@ def trainer():
 
 def run(trainer, parts, numbers) -> None:
     for part in parts:
-        part.on_train_start(trainer, None)
+        part.on_train_start(trainer, MODULE)
     for number in numbers:
         for part in parts:
-            part.on_train_batch_end(trainer, None, outputs(number), update(number), number)
+            part.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
 
 
 def rows(path) -> list[dict]:
@@ -110,7 +111,30 @@ def test_rows_are_flushed_now_and_then_and_no_sooner(trainer, tmp_path, monkeypa
     assert rows(path) == []
     monkeypatch.setattr(callbacks, "FLUSH_SECONDS", 0.0)
     run(trainer, [record], range(2, 4))
+    assert [row["step"] for row in rows(path)] == [1, 2, 3], "the last one may still turn out not to be finite"
+    record.flush()
     assert [row["step"] for row in rows(path)] == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("is_first", [True, False])
+def test_nothing_is_measured_or_saved_of_an_update_that_is_not_finite(trainer, tmp_path, is_first):
+    """On no rank, so that none waits for another."""
+    trainer.is_global_zero = is_first
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=is_first)
+    save = Save(record, tmp_path / "checkpoints", 1, 3, LAST, StopFlag())
+    for part in (Dev(record, pytest.fail, 1, LAST), save):
+        record.on_train_batch_end(trainer, MODULE, outputs(0), update(0), 0)
+
+        def settle():
+            raise NonFinite
+
+        with pytest.raises(NonFinite):
+            part.on_train_batch_end(trainer, SimpleNamespace(settle=settle), outputs(0), update(0), 0)
+    assert (trainer.saved, rows(tmp_path / "metrics.jsonl") if is_first else []) == ([], [])
+    if is_first:
+        run(trainer, [save], range(1))  # control
+        assert trainer.saved
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (7, [7]), (100, [7])])
@@ -198,6 +222,7 @@ def test_ranks_that_hold_different_weights_save_nothing(trainer, tmp_path, monke
     trainer.world_size = 2
     trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda mine, all: False)
     module, other = torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)
+    module.settle = lambda: None
     other.load_state_dict(module.state_dict())
     if differ:
         with torch.no_grad():

@@ -18,6 +18,7 @@ from aiayn.transformer import Transformer
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),  # torch's compiler has much to say, and not the same in each version
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

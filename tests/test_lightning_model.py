@@ -5,6 +5,7 @@ import dataclasses
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiayn import attention
+from aiayn.attention import Sentences
 from aiayn.batching import gather
 from aiayn.checkpoint import VerifiedCheckpointIO
 from aiayn.dataset import Pairs
@@ -258,8 +261,9 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path):
     assert distance(forgetful, list(whole.transformer.parameters())) > 1e-3  # control
 
 
+@pytest.mark.parametrize("more", [1, 2])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_nothing_moves_when_the_loss_or_the_gradient_is_not_finite(poison):
+def test_nothing_moves_when_the_loss_or_the_gradient_is_not_finite(poison, more):
     model = module()
     fit(model, UPDATES[:2])
     bias = model.transformer.encoder[0].feed_forward[0].bias
@@ -267,7 +271,7 @@ def test_nothing_moves_when_the_loss_or_the_gradient_is_not_finite(poison):
         bias[0] = poison
     before = [parameter.detach().clone() for parameter in model.transformer.parameters()]
     with pytest.raises(NonFinite, match=r"update 3: loss .* at learning rate .* no step was taken"):
-        fit(model, UPDATES[2:3])
+        fit(model, UPDATES[2 : 2 + more])
     for old, new in zip(before, model.transformer.parameters(), strict=True):
         assert torch.equal(old.nan_to_num(5.0), new.nan_to_num(5.0))
     assert model.updates_done == 2
@@ -315,7 +319,9 @@ def on_ranks(
         model.optimizers = lambda: optimizer
         own = Update(0, whole.source_tokens, whole.target_tokens, [part for part in whole.batches if part[0] == rank])
         try:
-            return model.training_step(own, 0)
+            found = model.training_step(own, 0)
+            model.settle()
+            return found
         except NonFinite as error:
             return error
 
@@ -357,12 +363,44 @@ def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
     assert isinstance(second, NonFinite)
 
 
-def test_an_update_moves_to_another_device_whole():
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_during_an_update_the_device_is_asked_for_nothing(has_kernel, monkeypatch):
+    """Nor would it wait for an answer: a meta tensor has none to give."""
+    init = Sentences.__init__
+
+    def with_kernel(self, *arguments) -> None:
+        init(self, *arguments)
+        self.has_kernel = True
+
+    if has_kernel:
+        monkeypatch.setattr(Sentences, "__init__", with_kernel)
+    # There is none for meta tensors
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    called = []
+    kernel = attention.varlen_attn
+    monkeypatch.setattr(
+        attention, "varlen_attn", lambda *given, **how: called.append("attention") or kernel(*given, **how)
+    )
+    model = module(0.1).to("meta", torch.bfloat16)
+    monkeypatch.setattr(LightningTransformer, "trainer", SimpleNamespace(world_size=1))
+    optimizer = Optimizer(model.configure_optimizers())
+    model.optimizers = lambda: optimizer
+    monkeypatch.setattr(optimizer.optimizer, "step", lambda: called.append("Adam"))  # it refuses meta tensors
+    found = model.training_step(UPDATES[0].to(torch.device("meta")), 0)
+    assert found["loss"].is_meta
+    assert optimizer.optimizer.found_inf.is_meta
+    assert set(called) == {"Adam", *(["attention"] if has_kernel else [])}
+    with pytest.raises(RuntimeError, match="meta"):
+        model.settle()  # control: this asks
+
+
+def test_an_update_moves_to_another_device():
     moved = UPDATES[0].to(torch.device("meta"))
     assert (moved.number, moved.source_tokens, moved.target_tokens) == (0, 21, 25)
     for (index, batch), (expected, original) in zip(moved.batches, UPDATES[0].batches, strict=True):
         assert index == expected
         for field in dataclasses.fields(batch):
             tensor = getattr(batch, field.name)
-            assert tensor.device.type == "meta"
+            assert tensor.is_meta != field.name.endswith("offsets")
             assert tensor.shape == getattr(original, field.name).shape

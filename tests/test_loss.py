@@ -1,12 +1,15 @@
 """The loss against torch's cross entropy, numbers by hand and finite differences."""
 
 import math
+import shutil
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aiayn import loss as module
 from aiayn.loss import label_smoothed_cross_entropy
 
 T, D, V = 263, 7, 31  # more tokens than one chunk of logits has rows, not a multiple of it
@@ -144,3 +147,38 @@ def test_bfloat16_products_give_nearly_the_same() -> None:
     ):
         assert ours.dtype == torch.float32
         assert float((ours - theirs).norm() / theirs.norm()) < 1e-2
+
+
+def test_compiled_it_is_one_graph_for_whole_chunks_and_one_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        graphs.append(len(inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(module._of_logits, backend=count, fullgraph=True)
+    monkeypatch.setattr(module, "_fused", lambda: compiled)
+    for tokens in (T, 2 * T, 3 * T + 1):
+        arguments = (*example(tokens), 0.1)
+        results = [label_smoothed_cross_entropy(*arguments, fused=fused) for fused in (False, True)]
+        assert len({float(nats) for _, nats in results}) == 1
+        ours, theirs = (torch.autograd.grad(found, arguments[:2]) for found, _ in results)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert len(graphs) == 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of torch's own compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_really_compiled_it_is_nearly_the_same(dtype: torch.dtype) -> None:
+    hidden, embedding, target = example(dtype=torch.float32)
+    results = []
+    for fused in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            found, nats = label_smoothed_cross_entropy(hidden, embedding, target, 0.1, fused=fused)
+        results.append((nats, *torch.autograd.grad(found, (hidden, embedding))))
+    for ours, theirs in zip(*results, strict=True):
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-4

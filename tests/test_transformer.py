@@ -365,6 +365,9 @@ def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
         return graph.forward
 
     model.fuse(backend=count, fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(model(batches[0]), expected[0])
+    assert graphs == [], "to evaluate a model is not worth the compiler's time"
     for given, theirs in zip(batches, expected, strict=True):
         torch.testing.assert_close(model(given), theirs)
     assert len(graphs) == 1
@@ -372,3 +375,32 @@ def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
     monkeypatch.setattr(aiayn.transformer, "static_rows", lambda tokens, device: 64)
     model(batches[0])
     assert len(graphs) == 2
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked by torch's compiler
+def test_where_the_kernel_does_not_suit_all_but_attention_compiles_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row A with one head of 512: sentences of other lengths are no reason to compile again, nor are more layers."""
+    monkeypatch.setattr(aiayn.transformer, "static_rows", lambda tokens, device: 32)
+    batches = [batch(sources, TARGETS[: len(sources)]) for sources in (SOURCES, SOURCES[1:2], SOURCES[:2])]
+    graphs = list[Any]()
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    numbers = []
+    for num_layers in (2, 5):
+        model = transformer(num_layers=num_layers)
+        expected = [model(given) for given in batches]
+        torch._dynamo.reset()
+        graphs.clear()
+        model.fuse(backend=count)
+        for given, theirs in zip(batches, expected, strict=True):
+            torch.testing.assert_close(model(given), theirs)
+            numbers.append(len(graphs))
+    assert len(set(numbers)) == 1
+    # Control: another number of rows is other graphs
+    monkeypatch.setattr(aiayn.transformer, "static_rows", lambda tokens, device: 64)
+    model(batches[0])
+    assert len(graphs) > numbers[0]
+    torch._dynamo.reset()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
-from aiayn.linear import Linear
+from aiayn.linear import Linear, sent
 
 # T query tokens and S memory tokens of all sentences, packed; B sentences; L tokens of the longest one
 # D d_model; H heads; K d_k; V d_v; P parts of the same width, such as queries, keys and values
@@ -25,20 +25,22 @@ class Sentences:
     """Where the sentences of one packed side lie; made once per batch, used by every layer.
 
     `offsets` (B + 1,) says where each sentence begins and ends with the number of tokens; no sentence is empty. Packed
-    are as many rows as there are tokens, or `rows`: the ones after the last token belong to no sentence.
+    are as many rows as there are tokens, or `rows`: the ones after the last token belong to no sentence. Everything is
+    computed here, on the host, from offsets that lie there; what `device` needs is sent, and it is asked for nothing.
     """
 
-    def __init__(self, offsets: Tensor, rows: int | None = None) -> None:
-        self._offsets, self._lengths = offsets, offsets.diff()
+    def __init__(self, offsets: Tensor, rows: int | None = None, device: torch.device | None = None) -> None:
+        assert offsets.device.type == "cpu"
+        self._offsets, self._lengths, self._device = offsets, offsets.diff(), device or offsets.device
         self.max_length = int(self._lengths.max())
         self._number = torch.repeat_interleave(self._lengths)  # (tokens,) the sentence each token belongs to
+        self._position = torch.arange(len(self._number)) - offsets[self._number]  # (tokens,) in its sentence
         self.tokens = len(self._number)
         self.rows = rows or self.tokens
-        positions = torch.arange(self.tokens, device=offsets.device) - offsets[self._number]
-        self.positions = F.pad(positions, (0, self.rows - self.tokens))
+        self.positions = sent(F.pad(self._position, (0, self.rows - self.tokens)), self._device)
         self._orders: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         # Flash attention: GPUs since Ampere
-        self.has_kernel = offsets.is_cuda and torch.cuda.get_device_capability(offsets.device) >= (8, 0)
+        self.has_kernel = self._device.type == "cuda" and torch.cuda.get_device_capability(self._device) >= (8, 0)
 
     def fill(self, tokens: Tensor) -> Tensor:
         """As many tokens as there are rows."""
@@ -47,7 +49,7 @@ class Sentences:
     @cached_property
     def mask(self) -> Tensor | None:
         """(B, 1, 1, L): 0 where a token is, -inf where none is; None when all sentences are equally long."""
-        return _forbid(self._padding[:, None, None]) if bool(self._padding.any()) else None
+        return sent(_forbid(self._padding[:, None, None]), self._device) if bool(self._padding.any()) else None
 
     @cached_property
     def causal_mask(self) -> Tensor:
@@ -56,7 +58,7 @@ class Sentences:
         Padding ends a sentence, so this hides it from every token.
         """
         length = self.max_length
-        return _forbid(torch.ones(length, length, dtype=torch.bool, device=self._offsets.device).triu_(1))
+        return sent(_forbid(torch.ones(length, length, dtype=torch.bool).triu_(1)), self._device)
 
     @cached_property
     def borders(self) -> Tensor:
@@ -65,8 +67,8 @@ class Sentences:
         So that kernels which only know sentences leave nothing undefined.
         """
         assert self.rows - self.tokens <= TAIL * TAIL_LENGTH
-        tail = self.tokens + TAIL_LENGTH * torch.arange(1, TAIL + 1, device=self._offsets.device)
-        return torch.cat((self._offsets, tail.clamp(max=self.rows))).int()
+        tail = self.tokens + TAIL_LENGTH * torch.arange(1, TAIL + 1)
+        return sent(torch.cat((self._offsets, tail.clamp(max=self.rows))).int(), self._device)
 
     @cached_property
     def bound(self) -> int:
@@ -75,7 +77,7 @@ class Sentences:
 
     @cached_property
     def _padding(self) -> Tensor:
-        return torch.arange(self.max_length, device=self._offsets.device) >= self._lengths.unsqueeze(1)  # (B, L)
+        return torch.arange(self.max_length) >= self._lengths.unsqueeze(1)  # (B, L)
 
     def split(self, x: Tensor, num_heads: int, widths: Sequence[int]) -> list[Tensor]:
         """Packed (rows, H * (K + K' + ...)) as padded (B, H, L, K), (B, H, L, K'), ..., zero where no token is."""
@@ -103,20 +105,20 @@ class Sentences:
     def _order(self, num_heads: int, parts: int) -> tuple[Tensor, Tensor, Tensor]:
         """Row numbers: of (tokens, P, H) in the order (P, B, H, L), the other way round, and of the padding."""
         if (num_heads, parts) not in self._orders:
-            part = torch.arange(parts, device=self._number.device).unsqueeze(1)
-            head = torch.arange(num_heads, device=self._number.device)
+            part, head = torch.arange(parts).unsqueeze(1), torch.arange(num_heads)
             shape = (parts, len(self._padding), num_heads, self.max_length)
-            sentence, position = (x[: self.tokens, None, None] for x in (self._number, self.positions))
+            sentence, position = (x[:, None, None] for x in (self._number, self._position))
             packed = (((part * shape[1] + sentence) * num_heads + head) * self.max_length + position).flatten()
             padded = packed.new_zeros(shape).flatten()
-            padded[packed] = torch.arange(packed.numel(), device=packed.device)
+            padded[packed] = torch.arange(packed.numel())
             empty = self._padding.unsqueeze(1).expand(shape).flatten().nonzero().squeeze(1)
-            self._orders[num_heads, parts] = padded, packed, empty
+            there = self._device
+            self._orders[num_heads, parts] = sent(padded, there), sent(packed, there), sent(empty, there)
         return self._orders[num_heads, parts]
 
 
 def _forbid(where: Tensor) -> Tensor:
-    return torch.zeros(where.shape, device=where.device).masked_fill_(where, -torch.inf)
+    return torch.zeros(where.shape).masked_fill_(where, -torch.inf)
 
 
 def scaled_dot_product_attention(
@@ -159,8 +161,7 @@ def attention(
     all in the first (T, H * (2 K + V)).
     """
     if not (sentences.has_kernel and queries.dtype in KERNEL_TYPES and max(sizes[1:]) <= KERNEL_WIDTH):
-        mask = sentences.causal_mask if causal else memory_sentences.mask
-        return _Attention.apply(queries, keys_values, sentences, memory_sentences, mask, sizes)  # type: ignore[no-any-return, no-untyped-call]
+        return _padded_attention(queries, keys_values, sentences, memory_sentences, sizes, causal)  # type: ignore[no-any-return]
     num_heads, d_k, d_v = sizes
     if keys_values is None:
         parts = torch.split(queries, [num_heads * width for width in (d_k, d_k, d_v)], 1)
@@ -226,6 +227,20 @@ class _Attention(torch.autograd.Function):
         torch.bmm(weights.transpose(1, 2), to_heads.flatten(0, 1), out=to_v)
         to_keys_values = memory_sentences.merge(*to_memory) if to_memory else None
         return sentences.merge(*to_x), to_keys_values, None, None, None, None
+
+
+# Its shapes differ from batch to batch: a compiler would be asked for ever new ones, and what is around it too
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _padded_attention(
+    queries: Tensor,
+    keys_values: Tensor | None,
+    sentences: Sentences,
+    memory_sentences: Sentences,
+    sizes: tuple[int, int, int],
+    causal: bool,
+) -> Tensor:
+    mask = sentences.causal_mask if causal else memory_sentences.mask
+    return _Attention.apply(queries, keys_values, sentences, memory_sentences, mask, sizes)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _room(*parts: Tensor) -> list[Tensor]:

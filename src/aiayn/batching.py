@@ -1,7 +1,7 @@
 """Which sentences each update and each micro-batch holds, and how they become one packed `Batch`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aiayn.dataset import Pairs
+from aiayn.linear import sent
 from aiayn.tokenizer import BOS
 
 # S source tokens of all sentences, packed; T target tokens; B sentences
@@ -32,8 +33,10 @@ class Batch:
     target_offsets: Tensor  # (B + 1,) where each sentence begins; the last one is T
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on `device`."""
-        return Batch(*(getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)))
+        """The same tokens on `device`; the offsets stay here, where their sizes are asked for."""
+        return replace(
+            self, **{name: sent(getattr(self, name), device) for name in ("source", "target", "target_input")}
+        )
 
 
 def gather(pairs: Pairs, sentences: Sentences) -> Batch:

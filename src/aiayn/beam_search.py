@@ -35,7 +35,7 @@ def penalty(length: Tensor | int, length_penalty: float) -> Tensor | float:
 
 
 def best_reachable_score(log_probability: Tensor, longest_penalty: Tensor) -> Tensor:
-    """Scores (B,) that no continuation exceeds: log probabilities only fall, and no output has a larger penalty (B,)."""
+    """Scores (B,) that no continuation exceeds: log probabilities only fall, no penalty is larger than (B,)."""
     return log_probability / longest_penalty
 
 
@@ -87,11 +87,12 @@ def beam_search(
     # Paper: "input length + 50" (6.1) is silent about EOS: counted on both sides, as in the released code
     limits = source_offsets.diff() + max_extra  # (B,)
     longest = int(limits.max())
+    limits = limits.to(source.device)
     # Paper: silent; as in the released code 2W candidates, so that W go on even if W end, and greedy search for W = 1
     num_candidates = 2 * beam_size if beam_size > 1 else 1
 
     num_sentences, device = len(limits), source.device
-    furthest = torch.as_tensor(penalty(limits, length_penalty))  # (B,)
+    longest_penalty = torch.as_tensor(penalty(limits, length_penalty))  # (B,)
     continuations = kernels.best_continuations if decoder.compiled else best_continuations
     decoding = decoder.start(source, source_offsets)
     sentence = torch.arange(num_sentences, device=device)  # (B,) of the call, as sentences leave
@@ -125,7 +126,7 @@ def beam_search(
             alive_ids = alive_ids.gather(1, parent.unsqueeze(2).expand(-1, -1, longest))
         alive_ids[..., length - 1] = token
 
-        leaves = (best_score >= best_reachable_score(alive[:, 0], furthest)) | (limits == length)
+        leaves = (best_score >= best_reachable_score(alive[:, 0], longest_penalty)) | (limits == length)
         if leaves.any():
             unfinished = best_score[leaves].isneginf()
             log_probability = alive[leaves, 0].where(unfinished, best[leaves])
@@ -138,9 +139,10 @@ def beam_search(
                 break
             stays = (~leaves).nonzero().squeeze(1)
             decoding.keep(stays)
-            limits, furthest, sentence, best, best_score, best_ids, alive, alive_ids, parent, token = (
-                x[stays] for x in (limits, furthest, sentence, best, best_score, best_ids, alive, alive_ids, parent, token)
+            limits, longest_penalty, sentence, best, best_score = (
+                x[stays] for x in (limits, longest_penalty, sentence, best, best_score)
             )
+            best_ids, alive, alive_ids, parent, token = (x[stays] for x in (best_ids, alive, alive_ids, parent, token))
         if beam_size > 1:
             decoding.reorder(parent)
     return [result[number] for number in range(num_sentences)]
@@ -174,7 +176,7 @@ def translate_ids(
         return beam_search(
             decoder,
             torch.from_numpy(packed).to(decoder.device),
-            torch.from_numpy(offsets).to(decoder.device),
+            torch.from_numpy(offsets),
             beam_size=beam_size,
             length_penalty=length_penalty,
             max_extra=max_extra,

@@ -42,7 +42,6 @@ def cpu() -> dict[str, Any]:
 
 def main(run: Config) -> None:
     """Measures, prints the tables, and writes them as Markdown and all numbers as JSON."""
-    compute_with(run.hardware.threads)
     device = "cuda" if run.hardware.accelerator == "gpu" else "cpu"
     if device == "cuda":
         if not torch.cuda.is_available():
@@ -90,15 +89,15 @@ def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]
     chosen = groups.get(run.bench.kind, {run.bench.kind})
     found: dict[str, Callable[[Show], dict[str, Any]]] = {}
     if "training" in chosen:
-        found["training"] = lambda show: training(run, precisions, device)
+        found["training"] = lambda show: apart(training, run, precisions, device)
         if gpu and run.experiment != "big":
-            found["training, big"] = lambda show: training(config.row("big", run), precisions, device)
+            found["training, big"] = lambda show: apart(training, config.row("big", run), precisions, device)
     if "decoding" in chosen and gpu:
         found["newstest2013"] = lambda show: growth.decoded(run, NEWSTEST, run.bench.rounds, show)
     if "decoding" in chosen and not (gpu and run.bench.kind == "all"):  # in ten minutes there is no time for rivals
         of_search = [name for name in precisions if name != "medium"] + ([] if gpu else ["int8"])
-        found[f"decoding, beam {beam}"] = lambda show: decoding(run, of_search, device, beam)
-        found["decoding, greedy"] = lambda show: decoding(run, of_search, device, 1)
+        found[f"decoding, beam {beam}"] = lambda show: apart(decoding, run, of_search, device, beam)
+        found["decoding, greedy"] = lambda show: apart(decoding, run, of_search, device, 1)
     if "growth" in chosen:
         # In ten minutes there is no time to compile each of twenty rows
         plain = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, compile=False))
@@ -108,13 +107,25 @@ def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]
     return found
 
 
+def apart(measure: Callable[..., dict[str, Any]], run: Config, *given: Any) -> dict[str, Any]:
+    """What `measure` gives of the run; on a CPU in a process of its own.
+
+    Memory that one part has left would slow the next: the processes of a search are forked from the one that measures.
+    """
+    if run.hardware.accelerator == "gpu":
+        return _measured(measure, run, *given)
+    with processes(1) as pool:
+        return pool.submit(_measured, measure, run, *given).result()
+
+
+def _measured(measure: Callable[..., dict[str, Any]], run: Config, *given: Any) -> dict[str, Any]:
+    compute_with(run.hardware.threads)
+    return measure(run, *given)
+
+
 def profiles(run: Config, precisions: list[str], device: str, show: Show) -> dict[str, Any]:
     """Where the time of a step goes in each precision."""
-    if device == "cuda":
-        found = [breakdown.breakdown(run, precision, device) for precision in precisions]
-    else:  # a process of its own: threads and memory are as in training
-        with processes(1) as pool:
-            found = [pool.submit(breakdown.breakdown, run, precision, device).result() for precision in precisions]
+    found = [apart(breakdown.breakdown, run, precision, device) for precision in precisions]
     show(breakdown.sheet(found))
     return {column["precision"]: column for column in found}
 

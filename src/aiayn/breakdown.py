@@ -14,7 +14,7 @@ from aiayn.attention import MemoryAttention, SelfAttention
 from aiayn.batching import epoch_plan, gather
 from aiayn.contest import computing, synthetic_pairs
 from aiayn.evaluate import build
-from aiayn.linear import Linear, compute_with
+from aiayn.linear import Linear
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.schema import Config
 from aiayn.sheets import Sheet
@@ -40,7 +40,6 @@ WARM_UP, STEPS = 3, 5
 
 def breakdown(run: Config, precision: str, device: str) -> dict[str, Any]:
     """Milliseconds of a step in each group, and of the whole step with and without the profiler."""
-    compute_with(run.hardware.threads)
     pairs = synthetic_pairs(
         run, 100 + int(2 * (WARM_UP + STEPS) * run.training.tokens_per_update / run.bench.mean_length)
     )

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch.distributed
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from aiayn import checkpoint, progress, storage
 from aiayn.lightning_data import Update
-from aiayn.lightning_model import NonFinite
+from aiayn.lightning_model import LightningTransformer, NonFinite
 from aiayn.metrics import perplexity
 from aiayn.signals import Interrupted, StopFlag
 
@@ -23,7 +23,10 @@ FLUSH_SECONDS = 2.0
 
 
 class Record(pl.Callback):
-    """Writes `metrics.jsonl`: each update once, in order. Tensors wait unread for a flush, so that no step waits."""
+    """Writes `metrics.jsonl`: each update once, in order. Tensors wait unread for a flush, so that no step waits.
+
+    An update may not be finite until it is settled: so long its row is held back.
+    """
 
     def __init__(self, path: Path, start: int, view: Callable[[dict[str, Any]], None], *, writes: bool) -> None:
         self.path, self.view, self.writes = path, view, writes
@@ -63,24 +66,25 @@ class Record(pl.Callback):
             }
         )
         if now - self.flushed > FLUSH_SECONDS:
-            self.flush()
+            self.flush(but=1)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keeps a row of another kind, such as a dev measurement."""
+        """Keeps a row of another kind, such as a dev measurement; all updates are settled."""
         self.waiting.append(row)
         self.flush()
 
-    def flush(self) -> None:
-        """Writes the rows that wait; only rank 0 does."""
-        if self.writes and self.waiting:
+    def flush(self, but: int = 0) -> None:
+        """Writes the rows that wait, `but` the last ones; only rank 0 does."""
+        settled = len(self.waiting) - but
+        if self.writes and settled:
             rows = [
                 {key: float(value[0]) / value[1] if isinstance(value, tuple) else value for key, value in row.items()}
-                for row in self.waiting
+                for row in self.waiting[:settled]
             ]
             storage.append_lines(self.path, map(json.dumps, rows))
             for row in rows:
                 self.view(row)
-        self.waiting.clear()
+        del self.waiting[:settled]
         self.flushed = time.perf_counter()
 
 
@@ -95,7 +99,10 @@ class Dev(pl.Callback):
     ) -> None:
         """Rank 0 measures; the others meet it at the next update."""
         step = batch.number + 1
-        if trainer.is_global_zero and (step % self.every == 0 or step == self.last):
+        if step % self.every and step != self.last:
+            return
+        cast(LightningTransformer, module).settle()
+        if trainer.is_global_zero:
             nats, tokens = self.measure()
             ppl = perplexity(nats, tokens)
             if not math.isfinite(ppl):
@@ -124,6 +131,7 @@ class Save(pl.Callback):
             stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
         if step % self.every and step != self.last and not stop:
             return
+        cast(LightningTransformer, module).settle()
         self.record.flush()
         if trainer.world_size > 1:
             agree(module, step)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences, scaled_dot_product_attention
 from aiayn.kernels import LANES, LayerKernel
-from aiayn.linear import INT8_PAYS, Linear, fixed_product
+from aiayn.linear import Linear, fixed_product, pays_in_int8
 
 # B sentences; W hypotheses of each; R = B * W rows; C columns, one for each token of each hypothesis
 # L tokens of the longest source; D d_model; H heads; K d_k; V d_v
@@ -33,9 +33,9 @@ class DecoderLayout:
             *feed_forward,
             *(memory_attention.query, memory_attention.output),
         ]
-        self.kernel = None
-        if compiled and not (int8 and any(layer.weight.numel() >= INT8_PAYS for layer in layers)):
-            self.kernel = LayerKernel(layers, [*norms], self.num_heads, self.d_k, self_attention.d_v)
+        self.kernel: LayerKernel | None = None
+        if compiled and not (int8 and any(pays_in_int8(layer.weight) for layer in layers)):
+            self.kernel = LayerKernel(layers, norms, self.num_heads, self.d_k, self_attention.d_v)
         else:
             self.products = [fixed_product(layer.weight, layer.bias, int8=int8) for layer in layers]
             self.norms = [(norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms]
@@ -49,9 +49,9 @@ class LayerDecoding:
         self.layout = layout
         keys, values = layout.keys_and_values(memory, sentences)  # (B, H, L, K), (B, H, L, V)
         self.memory_columns = keys.size(2)
-        # Keys (B, H, K, room), values (B, H, room, V): a multiple of LANES, of which not all may be taken
-        self.memory = _with_room([keys.transpose(2, 3), values], 0)
-        self.past = [keys.new_empty(*keys.shape[:2], layout.d_k, 0), values[:, :, :0]]
+        # Keys (B, H, K, room), values (B, H, room, V): not all of the room's columns may be taken
+        self.memory = _with_room(keys.transpose(2, 3), values, 0)
+        self.past = keys.new_empty(*keys.shape[:2], layout.d_k, 0), values[:, :, :0]
 
     def step(self, x: Tensor, columns: slice, past_mask: Tensor | None, memory_mask: Tensor | None) -> Tensor:
         """The layer's output (R, D) for the next tokens x (R, D), whose keys and values take their `columns`.
@@ -59,7 +59,8 @@ class LayerDecoding:
         It may take the place of x.
         """
         if self.layout.kernel is not None:
-            self.layout.kernel.decode(x, self.past, past_mask, columns.stop, self.memory, memory_mask, self.memory_columns)
+            past, memory = (*self.past, past_mask, columns.stop), (*self.memory, memory_mask, self.memory_columns)
+            self.layout.kernel.decode(x, past, memory)
             return x
         to_query_key_value, to_output, to_hidden, from_hidden, to_query, to_memory_output = self.layout.products
         num_heads, d_k = self.layout.num_heads, self.layout.d_k
@@ -82,24 +83,25 @@ class LayerDecoding:
         return self._norm(1, x + from_hidden(to_hidden(x).relu_()))
 
     def make_room(self, columns: int) -> None:
-        """So many more columns, or a few more."""
-        self.past = _with_room(self.past, columns)
+        """So many more columns, or somewhat more."""
+        self.past = _with_room(*self.past, columns)
 
     def keep(self, rows: Tensor) -> None:
         """Only the sentences numbered `rows` (B',) stay, in that order."""
-        self.memory, self.past = ([x.index_select(0, rows) for x in pair] for pair in (self.memory, self.past))
+        self.memory, self.past = (
+            (keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in (self.memory, self.past)
+        )
 
     def _norm(self, number: int, x: Tensor) -> Tensor:
         return F.layer_norm(x, *self.layout.norms[number])
 
 
-def _with_room(keys_and_values: list[Tensor], columns: int) -> list[Tensor]:
-    keys, values = keys_and_values
+def _with_room(keys: Tensor, values: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     columns += -(keys.size(3) + columns) % LANES
-    return [F.pad(keys, (0, columns)).contiguous(), F.pad(values, (0, 0, 0, columns)).contiguous()]
+    return F.pad(keys, (0, columns)).contiguous(), F.pad(values, (0, 0, 0, columns)).contiguous()
 
 
-def _attention(queries: Tensor, keys_and_values: list[Tensor], columns: int, mask: Tensor | None) -> Tensor:
+def _attention(queries: Tensor, keys_and_values: tuple[Tensor, Tensor], columns: int, mask: Tensor | None) -> Tensor:
     keys, values = keys_and_values
     heads, _ = scaled_dot_product_attention(queries, keys[..., :columns].transpose(2, 3), values[:, :, :columns], mask)
     return heads  # (B, H, W, V)
@@ -145,7 +147,7 @@ class Decoding:
         memory_mask: Tensor | None,  # (B, 1, 1, L), 0 or -inf
     ) -> None:
         self.layers, self.embed, self.logits, self.memory_mask = layers, embed, logits, memory_mask
-        # (B, 1, W, columns taken), 0 or -inf; None as long as there was only one hypothesis, whose every column is
+        # (B, 1, W, columns taken), 0 or -inf; None as long as there was never more than one hypothesis
         self.past_mask: Tensor | None = None
         self.steps = self.taken = 0
 

@@ -4,8 +4,10 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +17,18 @@ from aiayn.schema import ConfigError
 
 # B sentences; W hypotheses of each; R = B * W rows; D d_model; H heads; K d_k; V d_v
 
+COMPILER = shutil.which("cc")
 SOURCE = Path(__file__).with_suffix(".c")
 LANES = 16  # a room for columns is a multiple of it, and so of every processor's vectors
-# Sums in any order, as vectors need them, and comparisons as if there were no NaN. Not -ffast-math, with which gcc before
-# 13 would round the tiniest numbers of the whole process to zero
+# Sums in any order, as vectors need them, and comparisons as if there were no NaN. Not -ffast-math, with which gcc
+# before 13 would round the tiniest numbers of the whole process to zero
 FLAGS = (
     "-O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-math -fno-math-errno -ffinite-math-only"
     " -shared -fPIC"
 )
+
+# Keys (B, H, K, room), values (B, H, room, V), a mask (B, 1, W or 1, columns) of 0 and -inf, the columns taken
+Seen = tuple[Tensor, Tensor, Tensor | None, int]
 
 
 class _Product(ctypes.Structure):
@@ -49,21 +55,21 @@ class _Layer(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL:
     """The compiled kernels; a ConfigError where no compiler makes them."""
-    compiler = shutil.which("cc")
-    if compiler is None:
+    if COMPILER is None:
         raise ConfigError("decoding.compile=true: there is no C compiler cc here; install one, or use false")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
-        command = [compiler, *FLAGS.split(), "-o", path, SOURCE, "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["it says nothing"])[0]
-            raise ConfigError(f"decoding.compile=true: {compiler} cannot compile {SOURCE}: {reason}; use false")
-        found = ctypes.CDLL(str(path))
+        command = [COMPILER, *FLAGS.split(), "-o", str(path), str(SOURCE), "-lm"]
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True)
+            found = ctypes.CDLL(str(path))
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[0]
+            raise ConfigError(f"decoding.compile=true: {COMPILER} has failed: {reason}; use false") from None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    cache_of = [pointer, pointer, pointer, number, number]
+    seen: list[Any] = [pointer, pointer, pointer, number, number]
     found.encode_layer.argtypes = [*[pointer] * 4, number, number]
-    found.decode_layer.argtypes = [pointer, pointer, *cache_of, *cache_of, pointer, number, number]
+    found.decode_layer.argtypes = [pointer, pointer, *seen, *seen, pointer, number, number]
     found.best_continuations.argtypes = [*[pointer] * 5, *[number] * 4]
     found.encode_layer.restype = found.decode_layer.restype = found.best_continuations.restype = None
     return found
@@ -73,9 +79,10 @@ class LayerKernel:
     """One layer's weights, laid out."""
 
     def __init__(
-        self, products: list[nn.Linear], norms: list[nn.LayerNorm], num_heads: int, d_k: int, d_v: int
+        self, products: Sequence[nn.Linear], norms: Sequence[nn.LayerNorm], num_heads: int, d_k: int, d_v: int
     ) -> None:
-        self._library = library()
+        assert all(layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu" for layer in products)
+        self._library = library()  # now, before there are several processes
         panel = ctypes.c_int64.in_dll(self._library, "panel").value
         weights = [
             (_panels(layer.weight, panel), F.pad(layer.bias.detach(), (0, -layer.out_features % panel)))
@@ -84,7 +91,9 @@ class LayerKernel:
         self._kept = weights, norms  # what the pointers point to
         self._layer = _Layer()
         for i, ((weight, bias), layer) in enumerate(zip(weights, products, strict=True)):
-            self._layer.products[i] = _Product(weight.data_ptr(), bias.data_ptr(), layer.in_features, layer.out_features)
+            self._layer.products[i] = _Product(
+                weight.data_ptr(), bias.data_ptr(), layer.in_features, layer.out_features
+            )
         for i, norm in enumerate(norms):
             self._layer.norms[i] = _Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
         self._layer.heads, self._layer.d_k, self._layer.d_v = num_heads, d_k, d_v
@@ -94,40 +103,18 @@ class LayerKernel:
     def encode(self, x: Tensor, offsets: Tensor) -> None:
         """Turns x (tokens or more, D) into the encoder layer's output: see the source."""
         room = _room(int(offsets.diff().max()))
+        assert offsets.dtype == torch.int64
         a_column = self._layer.heads * (self._layer.d_k + self._layer.d_v) + 3
         scratch = torch.empty(len(x) * self._a_row + room * a_column)
         parts = x.data_ptr(), ctypes.byref(self._layer), offsets.data_ptr(), scratch.data_ptr()
         self._library.encode_layer(*parts, len(offsets) - 1, room)
 
-    def decode(
-        self,
-        x: Tensor,
-        past: list[Tensor],
-        past_mask: Tensor | None,
-        past_columns: int,
-        memory: list[Tensor],
-        memory_mask: Tensor | None,
-        memory_columns: int,
-    ) -> None:
+    def decode(self, x: Tensor, past: Seen, memory: Seen) -> None:
         """Turns x (R, D) into the decoder layer's output, and fills the last W columns of the past: see the source."""
-        rooms = past[0].size(3), memory[0].size(3)
-        sentences = len(past[0])
-        scratch = torch.empty(len(x) * self._a_row + 3 * max(rooms))
-        self._library.decode_layer(
-            x.data_ptr(),
-            ctypes.byref(self._layer),
-            *(part.data_ptr() for part in past),
-            past_mask if past_mask is None else past_mask.data_ptr(),
-            past_columns,
-            rooms[0],
-            *(part.data_ptr() for part in memory),
-            memory_mask if memory_mask is None else memory_mask.data_ptr(),
-            memory_columns,
-            rooms[1],
-            scratch.data_ptr(),
-            sentences,
-            len(x) // sentences,
-        )
+        sentences, room = len(past[0]), max(past[0].size(3), memory[0].size(3))
+        scratch = torch.empty(len(x) * self._a_row + 3 * room)
+        parts = x.data_ptr(), ctypes.byref(self._layer), *_parts(*past), *_parts(*memory), scratch.data_ptr()
+        self._library.decode_layer(*parts, sentences, len(x) // sentences)
 
 
 def best_continuations(logits: Tensor, alive: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,10 +123,15 @@ def best_continuations(logits: Tensor, alive: Tensor, count: int) -> tuple[Tenso
     count = min(count, width * words)
     best = torch.empty(sentences, count)
     of, tokens = torch.empty(2, sentences, count, dtype=torch.int64)
+    assert logits.dtype == alive.dtype == torch.float32
     tensors = best, of, tokens, logits, alive.contiguous()
     assert all(tensor.is_contiguous() for tensor in tensors)
     library().best_continuations(*(tensor.data_ptr() for tensor in tensors), sentences, width, words, count)
     return best, of, tokens
+
+
+def _parts(keys: Tensor, values: Tensor, mask: Tensor | None, columns: int) -> tuple[int | None, ...]:
+    return keys.data_ptr(), values.data_ptr(), None if mask is None else mask.data_ptr(), columns, keys.size(3)
 
 
 def _room(columns: int) -> int:

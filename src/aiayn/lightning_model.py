@@ -1,6 +1,7 @@
 """The Transformer as Lightning trains it: one `training_step` is one update of section 5."""
 
 import hashlib
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,29 @@ from aiayn.transformer import Transformer
 
 
 class NonFinite(Exception):
-    """The loss or the gradient is NaN or infinite: training stopped before the optimiser saw it."""
+    """The loss or the gradient is NaN or infinite: training stopped, and the optimiser did nothing with it."""
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """An update that the device may still be at."""
+
+    update: Update
+    learning_rate: float
+    sums: Tensor  # of loss and nats
+    norms: Tensor  # (P,) of the gradients of the P parameters
+    names: list[str]
+
+    def check(self) -> None:
+        """Raises NonFinite if Adam left it out."""
+        finite = torch.cat((self.sums, self.norms)).isfinite().tolist()
+        if not all(finite):
+            bad = [name for name, is_finite in zip(self.names, finite[2:], strict=True) if not is_finite]
+            loss = float(self.sums[0]) / self.update.target_tokens
+            raise NonFinite(
+                f"update {self.update.number + 1}: loss {loss:g} at learning rate {self.learning_rate:g}; first"
+                f" parameter with a non-finite gradient: {bad[0] if bad else 'none'}; no step was taken"
+            )
 
 
 class LightningTransformer(pl.LightningModule):
@@ -46,6 +69,7 @@ class LightningTransformer(pl.LightningModule):
         self.learning_rate_factor = learning_rate_factor
         self.adam = {"betas": (adam_beta1, adam_beta2), "eps": adam_epsilon}
         self.updates_done = 0
+        self.unsettled: Unsettled | None = None
         self.restored: list[dict[str, Any]] = []
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -59,7 +83,8 @@ class LightningTransformer(pl.LightningModule):
         """One optimiser step; the sums of loss and unsmoothed nats over all ranks, to be divided by the tokens.
 
         The gradient is that of the summed loss divided once by the update's target tokens over all ranks and
-        micro-batches. Raises NonFinite, on every rank alike, before the optimiser is touched.
+        micro-batches. Where it is not finite, nothing moves, and `settle` says so: here for the update before, so that
+        the device has this one's work to do while it is asked.
         """
         optimizer = self.optimizers()
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
@@ -69,7 +94,11 @@ class LightningTransformer(pl.LightningModule):
         for number, (index, batch) in enumerate(update.batches, 1):
             torch.manual_seed(randomness_key(self.seed, update.number, index))
             loss, nats = label_smoothed_cross_entropy(
-                self.transformer.hidden(batch), self.transformer.embedding.weight, batch.target, self.label_smoothing
+                self.transformer.hidden(batch),
+                self.transformer.embedding.weight,
+                batch.target,
+                self.label_smoothing,
+                fused=self.transformer.is_fused,
             )
             if ranks > 1 and number == len(update.batches):
                 self.gradient_sum.expect()
@@ -80,15 +109,31 @@ class LightningTransformer(pl.LightningModule):
             self.gradient_sum.finish()
             torch.distributed.all_reduce(sums)
         rate = self.learning_rate_factor * learning_rate(update.number + 1, self.d_model, self.warmup_steps)
-        gradients = [parameter.grad for parameter in self.transformer.parameters() if parameter.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        if not bool(torch.isfinite(norm + sums.sum())):
-            raise NonFinite(self._describe(update, rate, sums))
+        self.settle()
+        gradients = {name: p.grad for name, p in self.transformer.named_parameters() if p.grad is not None}
+        norms = torch.stack(torch._foreach_norm(list(gradients.values())))
+        norm = torch.linalg.vector_norm(norms)
         for group in optimizer.param_groups:
             group["lr"] = rate
+        # Where this is 1, fused Adam leaves everything as it is, step count too: made for torch's GradScaler
+        optimizer.optimizer.found_inf = (norm + sums.sum()).isfinite().logical_not().float()  # type: ignore[attr-defined]
         optimizer.step()
-        self.updates_done = update.number + 1
+        self.unsettled = Unsettled(update, rate, sums, norms, list(gradients))
         return {"loss": sums[0], "nats": sums[1], "gradient_norm": norm, "learning_rate": rate}
+
+    def settle(self) -> None:
+        """Waits for the last update; raises NonFinite, on every rank alike, if it was not finite and changed nothing.
+
+        To be asked before anything is made of the weights.
+        """
+        if self.unsettled is not None:
+            last, self.unsettled = self.unsettled, None
+            last.check()
+            self.updates_done = last.update.number + 1
+
+    def on_train_end(self) -> None:
+        """Leaves no update unsettled."""
+        self.settle()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves weights, moments and one integer: everything else is a function of the configuration."""
@@ -108,17 +153,6 @@ class LightningTransformer(pl.LightningModule):
         stacks = [*self.transformer.encoder.parameters(), *self.transformer.decoder.parameters()]
         own = {id(parameter) for parameter in stacks}
         return GradientSum([*(p for p in self.transformer.parameters() if id(p) not in own), *stacks])
-
-    def _describe(self, update: Update, rate: float, sums: Tensor) -> str:
-        bad = [
-            name
-            for name, parameter in self.transformer.named_parameters()
-            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
-        ]
-        return (
-            f"update {update.number + 1}: loss {float(sums[0]) / update.target_tokens:g} at learning rate {rate:g};"
-            f" first parameter with a non-finite gradient: {bad[0] if bad else 'none'}; no step was taken"
-        )
 
 
 def randomness_key(seed: int, update: int, micro_batch: int) -> int:

@@ -1,5 +1,7 @@
 """Label-smoothed cross entropy (section 5.4) on the logits of section 3.4, which never exist all at once."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,19 +13,20 @@ from aiayn.linear import product, transposed_product
 
 
 def label_smoothed_cross_entropy(
-    hidden: Tensor, embedding: Tensor, target: Tensor, label_smoothing: float
+    hidden: Tensor, embedding: Tensor, target: Tensor, label_smoothing: float, *, fused: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Two sums over target (T,): the smoothed loss, and the nats -ln p(target) in float64, without gradient.
 
     The logits are hidden (T, D) times embedding (V, D) transposed. The smoothed loss expects 1 - label_smoothing of
-    the probability on the target and the rest spread evenly over the V - 1 other tokens.
+    the probability on the target and the rest spread evenly over the V - 1 other tokens. `fused` compiles what lies
+    between the products.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):  # once, and not again for each part
         hidden, embedding = (x.to(torch.get_autocast_dtype(device)) for x in (hidden, embedding))
     with torch.autocast(device, enabled=False):
         loss, nats = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden, embedding, target, label_smoothing, torch.is_grad_enabled()
+            hidden, embedding, target, label_smoothing, torch.is_grad_enabled(), _fused() if fused else _of_logits
         )
     return loss, nats
 
@@ -33,16 +36,20 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, embedding: Tensor, target: Tensor, label_smoothing: float, with_gradient: bool
+        ctx: Any,
+        hidden: Tensor,
+        embedding: Tensor,
+        target: Tensor,
+        label_smoothing: float,
+        with_gradient: bool,
+        of_logits: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]],
     ) -> tuple[Tensor, Tensor]:
         vocab_size = len(embedding)
         # Paper: silent on where epsilon_ls goes; the released code spreads it over the V - 1 other tokens
         share = label_smoothing / (vocab_size - 1)  # expected of each token ...
         extra = 1 - label_smoothing - share  # ... and, on top of that, of the target
         wide = torch.promote_types(embedding.dtype, torch.float32)
-        summed = embedding.sum(0, dtype=wide).unsqueeze(
-            1
-        )  # (D, 1): gives the sum of a row's logits without reading them
+        summed = embedding.sum(0, dtype=wide).unsqueeze(1)  # (D, 1): a row's logits summed without reading them
         nats = torch.zeros((), dtype=torch.float64, device=hidden.device)
         all_nats = torch.zeros_like(nats)  # of every token of the vocabulary, not only of the target
         if with_gradient:
@@ -53,18 +60,13 @@ class _CrossEntropy(torch.autograd.Function):
         for start in range(0, len(target), rows):
             part = hidden[start : start + rows]  # (R, D)
             gold = target[start : start + rows].unsqueeze(1)  # (R, 1)
-            logits = product(part, embedding).to(wide)  # (R, V)
-            highest = logits.amax(1, keepdim=True)
-            logits -= highest
-            of_gold, of_all = logits.gather(1, gold), torch.matmul(part.to(wide), summed) - highest * vocab_size
-            total = logits.exp_().sum(1, keepdim=True)
-            log_total = total.log()
-            nats += (log_total - of_gold).sum(dtype=torch.float64)
-            all_nats += (log_total * vocab_size - of_all).sum(dtype=torch.float64)
-            if with_gradient:  # p(token) - expected(token), times the row's total, which leaves with the narrower side
-                gradient = logits.sub_(share * total)
-                gradient.scatter_add_(1, gold, -extra * total)
-                gradient = gradient.to(hidden.dtype)
+            logits, row_sums = product(part, embedding), torch.matmul(part.to(wide), summed)  # (R, V), (R, 1)
+            nats_of_part, all_nats_of_part, total, gradient = of_logits(
+                logits, row_sums, gold, share, extra, with_gradient
+            )
+            nats += nats_of_part
+            all_nats += all_nats_of_part
+            if gradient is not None:  # the row's total leaves with the narrower side
                 to_hidden[start : start + rows] = product(gradient, embedding.t()) / total
                 to_embedding += transposed_product(gradient, (part / total).to(hidden.dtype))
         if with_gradient:
@@ -73,6 +75,33 @@ class _CrossEntropy(torch.autograd.Function):
         return (extra * nats + share * all_nats).to(wide), nats
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         to_hidden, to_embedding = ctx.saved_tensors
-        return to_hidden * gradient.to(to_hidden.dtype), to_embedding * gradient, None, None, None
+        return to_hidden * gradient.to(to_hidden.dtype), to_embedding * gradient, None, None, None, None
+
+
+def _of_logits(
+    logits: Tensor, row_sums: Tensor, gold: Tensor, share: float, extra: float, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Nats of the gold tokens and of all, total (R, 1), and p(token) - expected(token) times the total (R, V)."""
+    dtype = logits.dtype
+    logits = logits.to(row_sums.dtype)
+    highest = logits.amax(1, keepdim=True)
+    logits -= highest
+    of_gold, of_all = logits.gather(1, gold), row_sums - highest * logits.size(1)
+    total = logits.exp_().sum(1, keepdim=True)
+    log_total = total.log()
+    nats = (log_total - of_gold).sum(dtype=torch.float64)
+    all_nats = (log_total * logits.size(1) - of_all).sum(dtype=torch.float64)
+    if not with_gradient:
+        return nats, all_nats, total, None
+    gradient = logits.sub_(share * total)
+    of_gold = gradient.gather(1, gold) - extra * total
+    # Not added where it is wide: a compiler would then have to write out all of it in float32
+    return nats, all_nats, total, gradient.to(dtype).scatter_(1, gold, of_gold.to(dtype))
+
+
+@cache
+def _fused() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    # Two compilations: the last chunk is shorter
+    return torch.compile(_of_logits)

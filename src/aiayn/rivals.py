@@ -40,7 +40,7 @@ def padded(batch: Batch) -> Padded:
     """The sentences of a batch side by side, filled up with PAD."""
 
     def rectangle(tokens: Tensor, offsets: Tensor) -> Tensor:
-        parts = torch.tensor_split(tokens, offsets[1:-1].cpu())
+        parts = torch.tensor_split(tokens, offsets[1:-1])
         return nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=PAD)
 
     source, is_source = (

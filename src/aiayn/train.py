@@ -124,8 +124,11 @@ def fit(
     # Else it would write to all memory before it is used
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if run.hardware.compile:
+        from torch._inductor import config as compiler  # takes seconds
+
         # Else each process would choose its kernels by how fast they are at that moment
-        module.transformer.fuse(options={"deterministic": deterministic})
+        compiler.deterministic = deterministic
+        module.transformer.fuse()
     training, start = run.training, module.updates_done
     pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
     backend = "gloo" if run.hardware.accelerator == "cpu" else "nccl"

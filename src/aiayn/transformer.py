@@ -1,5 +1,6 @@
 """The Transformer of section 3: encoder, decoder, embeddings, positions."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -209,7 +210,7 @@ class Transformer(nn.Module):
         # first here, since with one kind of target they are all alike
         self.target_spaces = nn.Parameter(nn.init.xavier_uniform_(torch.empty(32, d_model))) if target_space else None
         self.zero_start = zero_start
-        self.is_fused = False
+        self.fused_stacks: Callable[..., Tensor] | None = None
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits (T, vocabulary) of each target token, given the source and the target tokens before it."""
@@ -219,14 +220,17 @@ class Transformer(nn.Module):
         """What `logits` turns into the logits, as (T, D): the loss does that itself, a part at a time."""
         source, target = self._source(batch.source, batch.source_offsets), _filled(batch.target, batch.target_offsets)
         self.target_positions.reach(target.bound)
+        stacks = self.stacks
         if self.is_fused:
+            assert self.fused_stacks is not None
+            stacks = self.fused_stacks
             for sentences in (source, target):  # the one size that differs from batch to batch
                 torch._dynamo.mark_dynamic(sentences.borders, 0)
-        stacked = self.stacks(source.fill(batch.source), source, target.fill(batch.target_input), target)
+        stacked = stacks(source.fill(batch.source), source, target.fill(batch.target_input), target)
         return stacked[: target.tokens]
 
     def stacks(self, source: Tensor, source_sentences: Sentences, target_input: Tensor, sentences: Sentences) -> Tensor:
-        """Source (S,) and target shifted right (T,) as (T, D): what `fuse` compiles."""
+        """Source (S,) and target shifted right (T,) as (T, D)."""
         return self.decode(target_input, sentences, self.encode(source, source_sentences), source_sentences)
 
     def fuse(self, **options: Any) -> None:
@@ -234,8 +238,12 @@ class Transformer(nn.Module):
 
         The options are those of `torch.compile`.
         """
-        self.stacks = torch.compile(self.stacks, **options)  # type: ignore[method-assign]
-        self.is_fused = True
+        self.fused_stacks = torch.compile(self.stacks, **options)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether `fuse` was asked for, and gradients are: what is only evaluated is not worth the compiler's time."""
+        return self.fused_stacks is not None and torch.is_grad_enabled()
 
     def encode(self, source: Tensor, sentences: Sentences) -> Tensor:
         """The source (S,) as memory (S, D)."""
@@ -257,11 +265,15 @@ class Transformer(nn.Module):
         return product(hidden, self.embedding.weight)
 
     def laid_out(self, *, int8: bool = False, compiled: bool = False) -> Decoder:
-        """The decoder for a search, as its weights are now: `int8` for `fixed_product`, `compiled` with `kernels`."""
+        """The decoder for a search, as its weights are now.
+
+        `int8` is what `fixed_product` makes of it; with `compiled`, for float32 on a CPU, `kernels` does the rest.
+        """
         assert not self.training, "dropout would be on: call model.eval()"
         layouts = [layer.layout(int8=int8, compiled=compiled) for layer in self.decoder]  # type: ignore[operator]
         kernels = [layer.kernel() for layer in self.encoder] if compiled else []  # type: ignore[operator]
-        return Decoder(layouts, partial(self._memory, kernels), self._embed_at, self.embedding.weight, int8=int8, compiled=compiled)
+        encode = partial(self._memory, kernels)
+        return Decoder(layouts, encode, self._embed_at, self.embedding.weight, int8=int8, compiled=compiled)
 
     def _memory(self, kernels: list[LayerKernel], source: Tensor, offsets: Tensor) -> tuple[Tensor, Sentences]:
         sentences = self._source(source, offsets)
@@ -301,4 +313,4 @@ class Transformer(nn.Module):
 
 
 def _filled(tokens: Tensor, offsets: Tensor) -> Sentences:
-    return Sentences(offsets, static_rows(len(tokens), tokens.device))
+    return Sentences(offsets, static_rows(len(tokens), tokens.device), tokens.device)
