@@ -35,6 +35,7 @@ class DecoderLayout:
         ]
         self.kernel: LayerKernel | None = None
         if compiled and not (int8 and any(pays_in_int8(layer.weight) for layer in layers)):
+            layers.append(memory_attention.key_value)
             self.kernel = LayerKernel(layers, norms, self.num_heads, self.d_k, self_attention.d_v)
         else:
             self.products = [fixed_product(layer.weight, layer.bias, int8=int8) for layer in layers]
@@ -45,13 +46,16 @@ class DecoderLayout:
 class LayerDecoding:
     """What the next tokens of one batch look at in one decoder layer, and the layer's output for them."""
 
-    def __init__(self, layout: DecoderLayout, memory: Tensor, sentences: Sentences) -> None:
+    def __init__(self, layout: DecoderLayout, memory: Tensor, sentences: Sentences, offsets: Tensor) -> None:
         self.layout = layout
-        keys, values = layout.keys_and_values(memory, sentences)  # (B, H, L, K), (B, H, L, V)
-        self.memory_columns = keys.size(2)
         # Keys (B, H, K, room), values (B, H, room, V): not all of the room's columns may be taken
-        self.memory = _with_room(keys.transpose(2, 3), values, 0)
-        self.past = keys.new_empty(*keys.shape[:2], layout.d_k, 0), values[:, :, :0]
+        if layout.kernel is not None:
+            self.memory = layout.kernel.remember(memory, offsets)
+        else:
+            keys, values = layout.keys_and_values(memory, sentences)  # (B, H, L, K), (B, H, L, V)
+            self.memory = _with_room(keys.transpose(2, 3), values, 0)
+        self.memory_columns = sentences.max_length
+        self.past = self.memory[0][..., :0], self.memory[1][:, :, :0]
 
     def step(self, x: Tensor, columns: slice, past_mask: Tensor | None, memory_mask: Tensor | None) -> Tensor:
         """The layer's output (R, D) for the next tokens x (R, D), whose keys and values take their `columns`.
@@ -128,7 +132,7 @@ class Decoder:
     def start(self, source: Tensor, source_offsets: Tensor) -> "Decoding":
         """The beginning of a batch: source (S,), `source_offsets` (B + 1,)."""
         memory, sentences = self.encode(source, source_offsets)
-        layers = [LayerDecoding(layout, memory, sentences) for layout in self.layouts]
+        layers = [LayerDecoding(layout, memory, sentences, source_offsets) for layout in self.layouts]
         return Decoding(layers, self.embed, self.logits, sentences.mask)
 
 

@@ -40,7 +40,8 @@ typedef struct {
 } Norm;
 
 typedef struct {
-    Product query_key_value, output, hidden, from_hidden, query, memory_output;  // the last two in a decoder only
+    Product query_key_value, output, hidden, from_hidden;
+    Product query, memory_output, memory_key_value;  // in a decoder only
     Norm after_self, after_feed_forward, after_memory;
     int64_t heads, d_k, d_v, widest;  // widest: the most outputs of a product
 } Layer;
@@ -144,19 +145,19 @@ static void attend(
     }
 }
 
-// Puts keys and values of rows (R, H * (2 K + V)) of queries, keys and values into the last W columns.
+// Puts keys and values, the first columns of rows (R, stride), into the last W columns.
 static void append(
-    float *restrict keys, float *restrict values, const float *restrict rows, const Layer *layer, int64_t sentences,
-    int64_t width, int64_t columns, int64_t room
+    float *restrict keys, float *restrict values, const float *restrict rows, int64_t stride, const Layer *layer,
+    int64_t sentences, int64_t width, int64_t columns, int64_t room
 ) {
     const int64_t heads = layer->heads, d_k = layer->d_k, d_v = layer->d_v;
-    for (int64_t row = 0; row < sentences * width; row++, rows += heads * (2 * d_k + d_v)) {
+    for (int64_t row = 0; row < sentences * width; row++, rows += stride) {
         const int64_t column = columns - width + row % width;
         for (int64_t head = 0; head < heads; head++) {
             const int64_t place = row / width * heads + head;
             for (int64_t k = 0; k < d_k; k++)
-                keys[(place * d_k + k) * room + column] = rows[(heads + head) * d_k + k];
-            memcpy(values + (place * room + column) * d_v, rows + 2 * heads * d_k + head * d_v, d_v * sizeof *rows);
+                keys[(place * d_k + k) * room + column] = rows[head * d_k + k];
+            memcpy(values + (place * room + column) * d_v, rows + heads * d_k + head * d_v, d_v * sizeof *rows);
         }
     }
 }
@@ -202,7 +203,7 @@ void encode_layer(
     for (int64_t i = 0; i < sentences; i++) {
         const int64_t first = offsets[i], length = offsets[i + 1] - first;
         const float *own = wide + first * stride;
-        append(keys, values, own, layer, 1, length, length, room);
+        append(keys, values, own + layer->heads * layer->d_k, stride, layer, 1, length, length, room);
         attend(heads + first * d_values, own, stride, keys, values, 0, 0, rest, layer, 1, length, length, room);
     }
     multiply(found, heads, &layer->output, rows);
@@ -211,6 +212,21 @@ void encode_layer(
     // Few rows at a time stay in the cache
     for (int64_t row = 0; row < rows; row += CHUNK)
         feed_forward(x + row * d_model, layer, wide, found, rows - row < CHUNK ? rows - row : CHUNK);
+}
+
+// What a decoder layer looks at in the encoder's output x (tokens, D). `scratch` has room for its keys and values.
+void remember(
+    float *keys, float *values, const float *x, const Layer *layer, const int64_t *offsets, float *scratch,
+    int64_t sentences, int64_t room
+) {
+    const int64_t stride = layer->memory_key_value.outputs;
+    multiply(scratch, x, &layer->memory_key_value, offsets[sentences]);
+    for (int64_t i = 0; i < sentences; i++) {
+        const int64_t length = offsets[i + 1] - offsets[i];
+        append(keys, values, scratch + offsets[i] * stride, stride, layer, 1, length, length, room);
+        keys += layer->heads * layer->d_k * room;
+        values += layer->heads * layer->d_v * room;
+    }
 }
 
 // x (R, D) becomes the decoder layer's output; the last W of the past's columns are its own. `scratch` has room for the
@@ -226,7 +242,10 @@ void decode_layer(
     float *rest = found + rows * d_model;
 
     multiply(wide, x, &layer->query_key_value, rows);
-    append(past_keys, past_values, wide, layer, sentences, width, past_columns, past_room);
+    append(
+        past_keys, past_values, wide + layer->heads * layer->d_k, stride, layer, sentences, width, past_columns,
+        past_room
+    );
     attend(
         heads, wide, stride, past_keys, past_values, past_mask, width, rest, layer, sentences, width, past_columns,
         past_room

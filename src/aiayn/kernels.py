@@ -46,7 +46,7 @@ class _Norm(ctypes.Structure):
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        ("products", _Product * 6),
+        ("products", _Product * 7),
         ("norms", _Norm * 3),
         *((name, ctypes.c_int64) for name in ("heads", "d_k", "d_v", "widest")),
     )
@@ -71,7 +71,10 @@ def library() -> ctypes.CDLL:
     found.encode_layer.argtypes = [*[pointer] * 4, number, number]
     found.decode_layer.argtypes = [pointer, pointer, *seen, *seen, pointer, number, number]
     found.best_continuations.argtypes = [*[pointer] * 5, *[number] * 4]
-    found.encode_layer.restype = found.decode_layer.restype = found.best_continuations.restype = None
+    found.remember.argtypes = [*[pointer] * 6, number, number]
+    found.encode_layer.restype = found.remember.restype = found.decode_layer.restype = (
+        found.best_continuations.restype
+    ) = None
     return found
 
 
@@ -108,6 +111,16 @@ class LayerKernel:
         scratch = torch.empty(len(x) * self._a_row + room * a_column)
         parts = x.data_ptr(), ctypes.byref(self._layer), offsets.data_ptr(), scratch.data_ptr()
         self._library.encode_layer(*parts, len(offsets) - 1, room)
+
+    def remember(self, memory: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (B, H, K, room) and values (B, H, room, V) of the encoder's output, memory (tokens or more, D)."""
+        sentences, room = len(offsets) - 1, _room(int(offsets.diff().max()))
+        heads, d_k, d_v = self._layer.heads, self._layer.d_k, self._layer.d_v
+        keys, values = torch.empty(sentences, heads, d_k, room), torch.empty(sentences, heads, room, d_v)
+        scratch = torch.empty(len(memory) * heads * (d_k + d_v))
+        parts = memory.data_ptr(), ctypes.byref(self._layer), offsets.data_ptr(), scratch.data_ptr()
+        self._library.remember(keys.data_ptr(), values.data_ptr(), *parts, sentences, room)
+        return keys, values
 
     def decode(self, x: Tensor, past: Seen, memory: Seen) -> None:
         """Turns x (R, D) into the decoder layer's output, and fills the last W columns of the past: see the source."""
