@@ -1,4 +1,4 @@
-// One step of a decoder layer and the choice of continuations, for few rows in float32. `kernels` compiles this.
+// What a search does between the embedding and the logits and after them, in float32, for few rows, without gradients.
 //
 // B sentences; W hypotheses of each; R = B * W rows; D d_model; H heads; K d_k; V d_v
 // keys (B, H, K, room) and values (B, H, room, V): `room` is a multiple of LANES, and so many columns of it are taken

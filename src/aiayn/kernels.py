@@ -1,4 +1,4 @@
-"""A decoder layer's step and the choice of continuations in C (`kernels.c`), compiled for the processor at hand."""
+"""Layers without gradients and the choice of continuations in C (`kernels.c`), compiled for the processor at hand."""
 
 import ctypes
 import shutil
@@ -72,14 +72,13 @@ def library() -> ctypes.CDLL:
     found.decode_layer.argtypes = [pointer, pointer, *seen, *seen, pointer, number, number]
     found.best_continuations.argtypes = [*[pointer] * 5, *[number] * 4]
     found.remember.argtypes = [*[pointer] * 6, number, number]
-    found.encode_layer.restype = found.remember.restype = found.decode_layer.restype = (
-        found.best_continuations.restype
-    ) = None
+    for function in (found.encode_layer, found.decode_layer, found.remember, found.best_continuations):
+        function.restype = None
     return found
 
 
 class LayerKernel:
-    """One layer's weights, laid out."""
+    """One layer's weights as they are now, laid out for the functions of the source."""
 
     def __init__(
         self, products: Sequence[nn.Linear], norms: Sequence[nn.LayerNorm], num_heads: int, d_k: int, d_v: int
@@ -91,20 +90,21 @@ class LayerKernel:
             (_panels(layer.weight, panel), F.pad(layer.bias.detach(), (0, -layer.out_features % panel)))
             for layer in products
         ]
-        self._kept = weights, norms  # what the pointers point to
+        scales = [(norm.weight.detach().clone(), norm.bias.detach().clone()) for norm in norms]
+        self._kept = weights, scales  # what the pointers point to
         self._layer = _Layer()
         for i, ((weight, bias), layer) in enumerate(zip(weights, products, strict=True)):
             self._layer.products[i] = _Product(
                 weight.data_ptr(), bias.data_ptr(), layer.in_features, layer.out_features
             )
-        for i, norm in enumerate(norms):
-            self._layer.norms[i] = _Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+        for i, ((weight, bias), norm) in enumerate(zip(scales, norms, strict=True)):
+            self._layer.norms[i] = _Norm(weight.data_ptr(), bias.data_ptr(), norm.eps)
         self._layer.heads, self._layer.d_k, self._layer.d_v = num_heads, d_k, d_v
         self._layer.widest = max(layer.out_features for layer in products)
         self._a_row = self._layer.widest + num_heads * d_v + products[1].out_features
 
     def encode(self, x: Tensor, offsets: Tensor) -> None:
-        """Turns x (tokens or more, D) into the encoder layer's output: see the source."""
+        """Turns x (tokens or more, D) into the encoder layer's output."""
         room = _room(int(offsets.diff().max()))
         assert offsets.dtype == torch.int64
         a_column = self._layer.heads * (self._layer.d_k + self._layer.d_v) + 3
@@ -123,7 +123,7 @@ class LayerKernel:
         return keys, values
 
     def decode(self, x: Tensor, past: Seen, memory: Seen) -> None:
-        """Turns x (R, D) into the decoder layer's output, and fills the last W columns of the past: see the source."""
+        """Turns x (R, D) into the decoder layer's output, and fills the last W columns of the past."""
         sentences, room = len(past[0]), max(past[0].size(3), memory[0].size(3))
         scratch = torch.empty(len(x) * self._a_row + 3 * room)
         parts = x.data_ptr(), ctypes.byref(self._layer), *_parts(*past), *_parts(*memory), scratch.data_ptr()
