@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiayn.batching import Updates, epoch_plan, evaluation_batches, gather, micro_batches
+from aiayn.batching import Updates, epoch_plan, evaluation_batches, gather, micro_batches, rows_of_part
 from aiayn.dataset import Pairs
 from aiayn.tokenizer import BOS, EOS
 
@@ -215,3 +215,22 @@ def test_evaluation_sees_every_sentence_once_and_a_long_one_alone(lengths, token
     assert all(len(batch) == 1 or side[batch].sum() <= tokens for batch in batches for side in lengths)
     longest = np.maximum(*lengths)[np.concatenate(batches)]
     assert np.array_equal(longest, np.sort(longest))
+
+
+def test_rows_of_one_number_are_98_percent_tokens_and_hold_every_part_of_several() -> None:
+    """What a GPU is compiled for, at the paper's size and with lengths like a corpus's."""
+    draw = np.random.default_rng(7)
+    source = np.clip(np.rint(draw.lognormal(np.log(28) - 0.18, 0.6, 100_003)), 2, 250).astype(np.int64)
+    target = np.clip(np.rint(source * draw.lognormal(0, 0.2, len(source))), 2, 250).astype(np.int64)
+    plan = list(epoch_plan(source, target, 25_000, 3, 0))
+    rows = rows_of_part(25_000, 25_600, 1)
+    sizes = np.array([(source[update].sum(), target[update].sum()) for update in plan])
+    whole = sizes[sizes.max(1) > 24_000]  # an epoch's last update is what is left over
+    assert len(whole) == len(plan) - 1
+    assert whole.max() <= rows
+    assert whole.sum() > 0.98 * rows * whole.size
+    for micro_batch, ranks in ((25_600, 8), (4096, 1), (4096, 3)):
+        rows = rows_of_part(25_000, micro_batch, ranks)
+        parts = [part for update in plan[:20] for part in micro_batches(update, source, target, micro_batch, ranks)]
+        largest = max(max(source[part].sum(), target[part].sum()) for part in parts)
+        assert 0.9 * rows < largest <= rows

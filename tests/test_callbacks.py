@@ -16,7 +16,7 @@ from aiayn.lightning_model import NonFinite
 from aiayn.signals import Interrupted, StopFlag
 
 LAST = 7
-MODULE = SimpleNamespace(settle=lambda: None)
+MODULE = SimpleNamespace(settle=lambda: None, one_wants_to_stop=False)
 
 
 def update(number: int) -> Update:
@@ -209,20 +209,33 @@ def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
 @pytest.mark.usefixtures("signals")
 def test_a_rank_stops_when_another_was_asked_to(trainer, tmp_path, monkeypatch):
     trainer.world_size = 2
-    trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda mine, all: True)
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
     monkeypatch.setattr(callbacks, "agree", lambda module, step: None)
-    with pytest.raises(Interrupted, match="another rank after update 1"):
-        run(trainer, [record, Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())], range(LAST))
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
+    run(trainer, [record, save], range(2))
+    monkeypatch.setattr(MODULE, "one_wants_to_stop", True)
+    with pytest.raises(Interrupted, match="another rank after update 3"):
+        run(trainer, [record, save], range(2, LAST))
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_rank_that_was_asked_to_stop_waits_until_all_know(trainer, tmp_path):
+    """Or it would leave the others in the middle of an update."""
+    trainer.world_size = 2
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
+    run(trainer, [record, save], range(1))
+    os.kill(os.getpid(), signal.SIGTERM)
+    run(trainer, [record, save], range(1, 3))
+    assert trainer.saved == []
 
 
 @pytest.mark.parametrize("differ", [False, True])
 def test_ranks_that_hold_different_weights_save_nothing(trainer, tmp_path, monkeypatch, differ):
     """One bit of one weight of another rank is enough."""
     trainer.world_size = 2
-    trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda mine, all: False)
     module, other = torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)
-    module.settle = lambda: None
+    module.settle, module.one_wants_to_stop = (lambda: None), False
     other.load_state_dict(module.state_dict())
     if differ:
         with torch.no_grad():

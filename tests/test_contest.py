@@ -25,7 +25,7 @@ def test_contestants_take_turns_in_every_round_and_the_first_round_is_not_counte
     contestants = [
         contest.Contestant(name, "fp32", lambda number, name=name: order.append((number, name)), {}) for name in "AB"
     ]
-    contest.take_turns(contestants, 3, "cpu")
+    contest.take_turns(contestants, 3, "cpu", training=True)
     assert order == [(number, name) for number in range(4) for name in "AB"]
     assert [len(contestant.seconds) for contestant in contestants] == [3, 3]
 
@@ -38,9 +38,20 @@ def test_a_precision_holds_inside_and_is_gone_afterwards():
         ("medium", "medium", torch.float32),
         ("bf16", "highest", torch.bfloat16),
     ):
-        with contest.computing(precision, "cpu"):
+        with contest.computing(precision, "cpu", training=True):
             assert (torch.get_float32_matmul_precision(), product()) == (setting, dtype)
         assert (torch.get_float32_matmul_precision(), product()) == (before, torch.float32)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_in_training_a_weight_is_rounded_anew_after_each_update(training):
+    weight, x = torch.nn.Parameter(torch.ones(5, 7)), torch.ones(3, 7)
+    with contest.computing("bf16", "cpu", training=training):
+        before = torch.nn.functional.linear(x, weight)
+        with torch.no_grad():
+            weight *= 2
+        after = torch.nn.functional.linear(x, weight)
+    assert torch.equal(after, before * 2 if training else before)  # a search's weights do not change
 
 
 def test_lengths_are_log_normal_with_the_mean_asked_for_and_both_sides_alike():
@@ -81,7 +92,7 @@ def test_of_a_compiled_rival_encoder_and_decoder_run_compiled_and_it_computes_th
     batch = rivals.padded(gather(contest.synthetic_pairs(run, 5), np.arange(5)))
     expected = rival.hidden(batch)
     monkeypatch.setattr(torch, "compile", compile)
-    contest.compile_parts(rival)
+    contest.compile_parts(rival, 5)
     assert torch.equal(rival.hidden(batch), expected)
     assert ran == ["encode", "decode"]
 

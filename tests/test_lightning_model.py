@@ -346,6 +346,15 @@ def test_ranks_have_the_gradient_of_one_and_only_because_they_sum(parts, monkeyp
     assert float((mean - gradient(one)).norm() / gradient(one).norm()) > 1e-3
 
 
+def test_what_one_rank_wants_all_know_once_the_update_is_settled(monkeypatch):
+    for wishes in ([False, False], [False, True]):
+        ranks = [module(), module()]
+        for model, wish in zip(ranks, wishes, strict=True):
+            model.wants_to_stop = lambda wish=wish: wish
+        on_ranks(ranks, PARTS, monkeypatch)
+        assert [model.one_wants_to_stop for model in ranks] == [any(wishes)] * 2
+
+
 def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
     def poisoned() -> list[LightningTransformer]:
         ranks = [module(), module()]

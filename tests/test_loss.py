@@ -149,6 +149,19 @@ def test_bfloat16_products_give_nearly_the_same() -> None:
         assert float((ours - theirs).norm() / theirs.norm()) < 1e-2
 
 
+def test_in_bfloat16_only_products_are_rounded_and_no_gradient_as_a_whole() -> None:
+    hidden, embedding, target = example(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = label_smoothed_cross_entropy(hidden, embedding, target, 0.1)
+    tokens = 24_611  # its inverse is rounded by a thousandth in bfloat16
+    whole = torch.autograd.grad(loss, (hidden, embedding), retain_graph=True)
+    for part, sum_of_all in zip(torch.autograd.grad(loss / tokens, (hidden, embedding)), whole, strict=True):
+        torch.testing.assert_close(part * tokens, sum_of_all)
+        assert not torch.equal(sum_of_all, sum_of_all.bfloat16().float())
+    # Control: this is how far off it would be
+    assert not torch.allclose(torch.tensor(1 / tokens).bfloat16().float() * tokens, torch.ones(()), rtol=1e-4)
+
+
 def test_compiled_it_is_one_graph_for_whole_chunks_and_one_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
 

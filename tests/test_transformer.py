@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from kernel import stand_in
 from torch import Tensor, nn
 
-import aiayn.transformer
 from aiayn.batching import Batch
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.transformer import Dropout, LearnedPositions, Sinusoids, Transformer, sinusoids
@@ -355,7 +354,6 @@ def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
     # With torch's own tracing and the stand-in for the kernel; what a GPU does with the graph, only a GPU can show
     stand_in(monkeypatch, torch.float64)
     batches = [batch(sources, TARGETS[: len(sources)]) for sources in (SOURCES, SOURCES[:2], SOURCES[::-1])]
-    monkeypatch.setattr(aiayn.transformer, "static_rows", lambda tokens, device: 32)
     model = transformer()
     expected = [model(given) for given in batches]
     graphs = list[Any]()
@@ -364,7 +362,7 @@ def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
         graphs.append(graph)
         return graph.forward
 
-    model.fuse(backend=count, fullgraph=True)
+    model.fuse(32, backend=count, fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(model(batches[0]), expected[0])
     assert graphs == [], "to evaluate a model is not worth the compiler's time"
@@ -372,15 +370,14 @@ def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
         torch.testing.assert_close(model(given), theirs)
     assert len(graphs) == 1
     # Control: another number of rows is another graph
-    monkeypatch.setattr(aiayn.transformer, "static_rows", lambda tokens, device: 64)
-    model(batches[0])
+    model.fused_rows = 64
+    torch.testing.assert_close(model(batches[0]), expected[0])
     assert len(graphs) == 2
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked by torch's compiler
-def test_where_the_kernel_does_not_suit_all_but_attention_compiles_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_kernel_does_not_suit_all_but_attention_compiles_once() -> None:
     """Row A with one head of 512: sentences of other lengths are no reason to compile again, nor are more layers."""
-    monkeypatch.setattr(aiayn.transformer, "static_rows", lambda tokens, device: 32)
     batches = [batch(sources, TARGETS[: len(sources)]) for sources in (SOURCES, SOURCES[1:2], SOURCES[:2])]
     graphs = list[Any]()
 
@@ -394,13 +391,13 @@ def test_where_the_kernel_does_not_suit_all_but_attention_compiles_once(monkeypa
         expected = [model(given) for given in batches]
         torch._dynamo.reset()
         graphs.clear()
-        model.fuse(backend=count)
+        model.fuse(32, backend=count)
         for given, theirs in zip(batches, expected, strict=True):
             torch.testing.assert_close(model(given), theirs)
             numbers.append(len(graphs))
     assert len(set(numbers)) == 1
     # Control: another number of rows is other graphs
-    monkeypatch.setattr(aiayn.transformer, "static_rows", lambda tokens, device: 64)
-    model(batches[0])
+    model.fused_rows = 64
+    torch.testing.assert_close(model(batches[0]), expected[0])
     assert len(graphs) > numbers[0]
     torch._dynamo.reset()

@@ -15,8 +15,8 @@ from aiayn.linear import Linear, sent
 # T query tokens and S memory tokens of all sentences, packed; B sentences; L tokens of the longest one
 # D d_model; H heads; K d_k; V d_v; P parts of the same width, such as queries, keys and values
 
-TAIL, TAIL_LENGTH = 8, 128
-"""Sentences of nothing that fill up the rows after the last token, and their length."""
+FILLER_LENGTH = 256
+"""Of the sentences of nothing that fill up the rows after the last token: as long as `bound` always allows."""
 KERNEL_TYPES, KERNEL_WIDTH = {torch.bfloat16, torch.float16}, 256
 """What flash attention takes."""
 
@@ -62,18 +62,17 @@ class Sentences:
 
     @cached_property
     def borders(self) -> Tensor:
-        """(B + 1 + TAIL,) in 32 bits: the offsets, and the rows that belong to no sentence as TAIL short ones.
+        """The offsets in 32 bits, and after them the rows that belong to no sentence as fillers (B + 1 + fillers,).
 
         So that kernels which only know sentences leave nothing undefined.
         """
-        assert self.rows - self.tokens <= TAIL * TAIL_LENGTH
-        tail = self.tokens + TAIL_LENGTH * torch.arange(1, TAIL + 1)
-        return sent(torch.cat((self._offsets, tail.clamp(max=self.rows))).int(), self._device)
+        fillers = torch.arange(self.tokens + FILLER_LENGTH, self.rows + FILLER_LENGTH, FILLER_LENGTH)
+        return sent(torch.cat((self._offsets, fillers.clamp(max=self.rows))).int(), self._device)
 
     @cached_property
     def bound(self) -> int:
-        """No sentence is longer, the tail's included; few different numbers, since a kernel is compiled for each."""
-        return max(256, 1 << (self.max_length - 1).bit_length())
+        """No sentence is longer, fillers included; few different numbers, since a kernel is compiled for each."""
+        return max(FILLER_LENGTH, 1 << (self.max_length - 1).bit_length())
 
     @cached_property
     def _padding(self) -> Tensor:
@@ -170,7 +169,8 @@ def attention(
     # The kernel wants one width, a multiple of 8: zeros change neither a product of query and key nor the other values
     width = -(-max(d_k, d_v) // 8) * 8
     heads = (part.view(len(part), num_heads, -1) for part in parts)
-    q, k, v = (F.pad(head, (0, width - head.size(2))) for head in heads)
+    # To pad by nothing would still be a copy
+    q, k, v = (head if head.size(2) == width else F.pad(head, (0, width - head.size(2))) for head in heads)
     found: Tensor = varlen_attn(  # type: ignore[assignment]
         q,
         k,

@@ -18,6 +18,9 @@ from aiayn.tokenizer import BOS
 Sentences = npt.NDArray[np.int64]
 """Numbers of sentence pairs, (B,)."""
 
+ROW_STEP = 128
+"""Rows that a GPU multiplies together."""
+
 Lengths = npt.NDArray[np.int64]
 """Tokens of each sentence of one side, its EOS included."""
 
@@ -111,6 +114,14 @@ def micro_batches(
     borders = _borders(source_ends, target_ends, enough)
     borders += [len(sentences)] * (parts + 1 - len(borders))
     return np.split(sentences, borders[1:-1])
+
+
+def rows_of_part(tokens_per_update: int, tokens_per_micro_batch: int, ranks: int) -> int:
+    """So many rows hold nearly every part that `micro_batches` makes of an update, on either side."""
+    parts = ranks * -(-tokens_per_update // (ranks * tokens_per_micro_batch))
+    # Parts are not cut inside a sentence
+    spare = 0 if parts == 1 else ROW_STEP
+    return -(-(tokens_per_update // parts + spare) // ROW_STEP) * ROW_STEP
 
 
 class Updates:

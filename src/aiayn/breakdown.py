@@ -72,7 +72,7 @@ def breakdown(run: Config, precision: str, device: str) -> dict[str, Any]:
         return (time.perf_counter() - began) / count
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
-    with computing(precision, device):
+    with computing(precision, device, training=True):
         steps(0, WARM_UP)
         plain = steps(WARM_UP, STEPS)
         with scopes(model), profile(activities=activities) as profiler:

@@ -126,12 +126,12 @@ class Save(pl.Callback):
     ) -> None:
         """Saves after the record is on the disk, so that the record is never behind the checkpoint."""
         step = batch.number + 1
-        stop = bool(self.stop.asked)
-        if trainer.world_size > 1:
-            stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
+        module = cast(LightningTransformer, module)
+        # Among several ranks it is known to all when the update is settled in which one was asked
+        stop = bool(self.stop.asked) if trainer.world_size == 1 else module.one_wants_to_stop
         if step % self.every and step != self.last and not stop:
             return
-        cast(LightningTransformer, module).settle()
+        module.settle()
         self.record.flush()
         if trainer.world_size > 1:
             agree(module, step)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aiayn import flops, rivals
-from aiayn.batching import Batch, epoch_plan, gather
+from aiayn.batching import Batch, epoch_plan, gather, rows_of_part
 from aiayn.dataset import Pairs
 from aiayn.evaluate import build, processes, search
 from aiayn.kernels import COMPILER
@@ -42,22 +42,23 @@ class Contestant:
 
 
 @contextmanager
-def computing(precision: str, device: str) -> Iterator[None]:
+def computing(precision: str, device: str, *, training: bool) -> Iterator[None]:
     """Matrix products in float32, cut short inside if `medium`, or in bf16 by autocast (`bf16`)."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium" if precision == "medium" else "highest")
     try:
-        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+        # Weights that were rounded once would be those of all updates of a round
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16", cache_enabled=not training):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def take_turns(contestants: list[Contestant], rounds: int, device: str) -> None:
+def take_turns(contestants: list[Contestant], rounds: int, device: str, *, training: bool) -> None:
     """Times every contestant in every round, one after the other; round 0 warms up and is not counted."""
     for number in range(rounds + 1):
         for contestant in contestants:
-            with computing(contestant.precision, device):
+            with computing(contestant.precision, device, training=training):
                 began = time.perf_counter()
                 contestant.run(number)
                 if device == "cuda":
@@ -118,7 +119,7 @@ def training(config: Config, precisions: list[str], device: str) -> dict[str, An
         for name, module in _trainable(model, device).items():
             module = copy.deepcopy(module).to(device).eval()
             if name.endswith(COMPILED):
-                compile_parts(module)
+                compile_parts(module, config.training.tokens_per_update)
             loss = our_loss if name.startswith(OURS) else their_loss
             began = time.perf_counter()
             found = _loss_and_gradients(module, loss, batches[0], precision, device)
@@ -126,7 +127,7 @@ def training(config: Config, precisions: list[str], device: str) -> dict[str, An
             run = _trainer(module.train(), loss, batches, updates, config)
             checks = _compare(reference, found, name.removesuffix(COMPILED))
             contestants.append(Contestant(name, precision, run, checks, warm_up_seconds=taken))
-    take_turns(contestants, rounds, device)
+    take_turns(contestants, rounds, device, training=True)
     counted = slice(updates, None)
     source = [len(batch.source) for batch in batches[counted]]
     target = [len(batch.target) for batch in batches[counted]]
@@ -162,7 +163,7 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
             ours[f"{OURS}{COMPILED}"] = _our_decode(model, config, precision, compiled=True)
         theirs = rivals.decoders(model, config.hardware.threads, OUTPUT_LENGTH, precision)
         for name, decode in {**ours, **theirs}.items():
-            with computing(precision, device):
+            with computing(precision, device, training=False):
                 outputs = decode(first, beam_size)
             assert {len(ids) for ids in outputs} == {OUTPUT_LENGTH}, f"{name}: not the same work"
             same = sum(one == other for one, other in zip(outputs, expected, strict=True)) / len(expected)
@@ -174,7 +175,7 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
                     {"equal_outputs": same},
                 )
             )
-    take_turns(contestants, config.bench.rounds, device)
+    take_turns(contestants, config.bench.rounds, device, training=False)
     tokens = batches * SENTENCES * OUTPUT_LENGTH
     return {
         "unit": "batch",
@@ -186,10 +187,11 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
     }
 
 
-def compile_parts(module: nn.Module) -> None:
-    """Compiles ours as training does; puts compiled versions in the place of a rival's encoder and decoder."""
+def compile_parts(module: nn.Module, tokens: int) -> None:
+    """Compiles ours as training does, for so many; puts compiled versions in place of a rival's encoder and decoder."""
+    torch.compiler.reset()  # or what it keeps of other models would count against this one
     if isinstance(module, Transformer):
-        return module.fuse()
+        return module.fuse(rows_of_part(tokens, tokens, 1))
     for part in ("encode", "decode"):
         setattr(module, part, torch.compile(getattr(module, part), dynamic=True))
 
@@ -236,7 +238,7 @@ def _loss_and_gradients(
 ) -> tuple[float, nn.Module]:
     """The loss of a token of the first batch, and the module with gradients in the place of its weights."""
     module.zero_grad()
-    with computing(precision, device):
+    with computing(precision, device, training=True):
         loss = loss_of(module, 0) / len(batch.target)
         loss.backward()  # type: ignore[no-untyped-call]
     gradients = copy.deepcopy(module)

@@ -1,6 +1,7 @@
 """The Transformer as Lightning trains it: one `training_step` is one update of section 5."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from aiayn.gradients import GradientSum
 from aiayn.lightning_data import Update
+from aiayn.linear import fetched
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.schedule import learning_rate
 from aiayn.transformer import Transformer
@@ -27,16 +29,17 @@ class Unsettled:
 
     update: Update
     learning_rate: float
-    sums: Tensor  # of loss and nats
-    norms: Tensor  # (P,) of the gradients of the P parameters
-    names: list[str]
+    names: list[str]  # of the P parameters
+    figures: Tensor  # (3 + P,) the three sums, the norms of the gradients: on the host, once waited for
+    wait: Callable[[], None]
 
     def check(self) -> None:
         """Raises NonFinite if Adam left it out."""
-        finite = torch.cat((self.sums, self.norms)).isfinite().tolist()
+        self.wait()
+        finite = self.figures.isfinite().tolist()
         if not all(finite):
-            bad = [name for name, is_finite in zip(self.names, finite[2:], strict=True) if not is_finite]
-            loss = float(self.sums[0]) / self.update.target_tokens
+            bad = [name for name, is_finite in zip(self.names, finite[3:], strict=True) if not is_finite]
+            loss = float(self.figures[0]) / self.update.target_tokens
             raise NonFinite(
                 f"update {self.update.number + 1}: loss {loss:g} at learning rate {self.learning_rate:g}; first"
                 f" parameter with a non-finite gradient: {bad[0] if bad else 'none'}; no step was taken"
@@ -70,6 +73,8 @@ class LightningTransformer(pl.LightningModule):
         self.adam = {"betas": (adam_beta1, adam_beta2), "eps": adam_epsilon}
         self.updates_done = 0
         self.unsettled: Unsettled | None = None
+        self.wants_to_stop: Callable[[], bool] = lambda: False  # asked of each rank at each update
+        self.one_wants_to_stop = False  # as all ranks know it of the last settled update
         self.restored: list[dict[str, Any]] = []
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -80,7 +85,7 @@ class LightningTransformer(pl.LightningModule):
         return adam
 
     def training_step(self, update: Update, batch_index: int) -> dict[str, Tensor | float | int]:
-        """One optimiser step; the sums of loss and unsmoothed nats over all ranks, to be divided by the tokens.
+        """One optimiser step; the sums of loss and unsmoothed nats over all ranks, to be read once it is settled.
 
         The gradient is that of the summed loss divided once by the update's target tokens over all ranks and
         micro-batches. Where it is not finite, nothing moves, and `settle` says so: here for the update before, so that
@@ -89,7 +94,9 @@ class LightningTransformer(pl.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         optimizer.zero_grad()
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, nats, ranks that want to stop
+        if self.wants_to_stop():
+            sums[2] = 1
         ranks = self.trainer.world_size
         for number, (index, batch) in enumerate(update.batches, 1):
             torch.manual_seed(randomness_key(self.seed, update.number, index))
@@ -104,7 +111,7 @@ class LightningTransformer(pl.LightningModule):
                 self.gradient_sum.expect()
             # Not manual_backward: that would let DDP average, where the ranks' shares have to be summed
             (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
-            sums += torch.stack((loss.detach().double(), nats.double()))
+            sums[:2] += torch.stack((loss.detach().double(), nats.double()))
         if ranks > 1:
             self.gradient_sum.finish()
             torch.distributed.all_reduce(sums)
@@ -113,13 +120,14 @@ class LightningTransformer(pl.LightningModule):
         gradients = {name: p.grad for name, p in self.transformer.named_parameters() if p.grad is not None}
         norms = torch.stack(torch._foreach_norm(list(gradients.values())))
         norm = torch.linalg.vector_norm(norms)
+        figures, wait = fetched(torch.cat((sums, norms, norm.unsqueeze(0))))
         for group in optimizer.param_groups:
             group["lr"] = rate
         # Where this is 1, fused Adam leaves everything as it is, step count too: made for torch's GradScaler
-        optimizer.optimizer.found_inf = (norm + sums.sum()).isfinite().logical_not().float()  # type: ignore[attr-defined]
+        optimizer.optimizer.found_inf = (norm + sums[:2].sum()).isfinite().logical_not().float()  # type: ignore[attr-defined]
         optimizer.step()
-        self.unsettled = Unsettled(update, rate, sums, norms, list(gradients))
-        return {"loss": sums[0], "nats": sums[1], "gradient_norm": norm, "learning_rate": rate}
+        self.unsettled = Unsettled(update, rate, list(gradients), figures[:-1], wait)
+        return {"loss": figures[0], "nats": figures[1], "gradient_norm": figures[-1], "learning_rate": rate}
 
     def settle(self) -> None:
         """Waits for the last update; raises NonFinite, on every rank alike, if it was not finite and changed nothing.
@@ -130,6 +138,7 @@ class LightningTransformer(pl.LightningModule):
             last, self.unsettled = self.unsettled, None
             last.check()
             self.updates_done = last.update.number + 1
+            self.one_wants_to_stop = bool(last.figures[2])
 
     def on_train_end(self) -> None:
         """Leaves no update unsettled."""

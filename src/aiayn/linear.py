@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 # T rows, one a token; I inputs; O outputs
 
-STEP, GPU_STEP = 64, 1024
+STEP = 64
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them; the latter is 32 MiB at most
 INT8_PAYS = 2**18  # elements of a weight; smaller products take longer in 8 bits than in 32
 ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -28,14 +28,12 @@ def compute_with(threads: int) -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def static_rows(tokens: int, device: torch.device) -> int:
+def static_rows(tokens: int) -> int:
     """The number of rows to give `tokens` tokens, so that the products of many batches have few different shapes.
 
     oneDNN compiles a kernel for each new shape, in about a millisecond: hence powers of two up to 64, then multiples of
-    64, past 1023 tokens of 128, past 2047 of 256, and so on. On a GPU, multiples of 1024.
+    64, past 1023 tokens of 128, past 2047 of 256, and so on.
     """
-    if device.type != "cpu":
-        return -(-tokens // GPU_STEP) * GPU_STEP
     if tokens <= STEP:
         return 1 << (tokens - 1).bit_length()
     step = max(STEP, 1 << tokens.bit_length() >> 4)
@@ -48,6 +46,15 @@ def sent(x: Tensor, device: torch.device | str) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x.to(device)
 
 
+def fetched(x: Tensor) -> tuple[Tensor, Callable[[], None]]:
+    """x on the host, and what waits until it is there: for x alone, not for what a GPU is asked for after it."""
+    if x.device.type != "cuda":
+        return x, lambda: None
+    there, event = x.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return there, event.synchronize
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., I) times weight (O, I) transposed, plus bias (O,), as (..., O)."""
     if not _suits_onednn(x) or x.dim() != 2:
@@ -56,7 +63,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _Product.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
     if torch.is_grad_enabled():
         return F.linear(x, weight, bias)
-    rows = F.pad(x, (0, 0, 0, static_rows(len(x), x.device) - len(x)))
+    rows = F.pad(x, (0, 0, 0, static_rows(len(x)) - len(x)))
     return _onednn(rows, weight, bias)[: len(x)]
 
 

@@ -22,11 +22,13 @@ def label_smoothed_cross_entropy(
     between the products.
     """
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):  # once, and not again for each part
-        hidden, embedding = (x.to(torch.get_autocast_dtype(device)) for x in (hidden, embedding))
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    # Compiled for the first lengths it sees, it may sum in another order for others: a resumed run sees others first
+    fused = fused and not torch.are_deterministic_algorithms_enabled()
+    of_logits = _fused() if fused else _of_logits
     with torch.autocast(device, enabled=False):
         loss, nats = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden, embedding, target, label_smoothing, torch.is_grad_enabled(), _fused() if fused else _of_logits
+            hidden, embedding, target, label_smoothing, torch.is_grad_enabled(), dtype, of_logits
         )
     return loss, nats
 
@@ -42,6 +44,7 @@ class _CrossEntropy(torch.autograd.Function):
         target: Tensor,
         label_smoothing: float,
         with_gradient: bool,
+        dtype: torch.dtype,  # of the products; gradients leave in that of what they are of
         of_logits: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]],
     ) -> tuple[Tensor, Tensor]:
         vocab_size = len(embedding)
@@ -49,11 +52,12 @@ class _CrossEntropy(torch.autograd.Function):
         share = label_smoothing / (vocab_size - 1)  # expected of each token ...
         extra = 1 - label_smoothing - share  # ... and, on top of that, of the target
         wide = torch.promote_types(embedding.dtype, torch.float32)
+        hidden, embedding, whole = hidden.to(dtype), embedding.to(dtype), hidden
         summed = embedding.sum(0, dtype=wide).unsqueeze(1)  # (D, 1): a row's logits summed without reading them
         nats = torch.zeros((), dtype=torch.float64, device=hidden.device)
         all_nats = torch.zeros_like(nats)  # of every token of the vocabulary, not only of the target
         if with_gradient:
-            to_hidden = torch.empty_like(hidden)
+            to_hidden = torch.empty_like(whole)
             to_embedding = torch.zeros_like(embedding, dtype=wide)
         # A CPU wants them in its cache, but not to add to a large embedding too often; a GPU wants many
         rows = (128 if embedding.numel() < 2**19 else 512) if hidden.device.type == "cpu" else 4096
@@ -68,16 +72,16 @@ class _CrossEntropy(torch.autograd.Function):
             all_nats += all_nats_of_part
             if gradient is not None:  # the row's total leaves with the narrower side
                 to_hidden[start : start + rows] = product(gradient, embedding.t()) / total
-                to_embedding += transposed_product(gradient, (part / total).to(hidden.dtype))
+                to_embedding += transposed_product(gradient, (part / total).to(dtype))
         if with_gradient:
             ctx.save_for_backward(to_hidden, to_embedding)
         ctx.mark_non_differentiable(nats)
         return (extra * nats + share * all_nats).to(wide), nats
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
         to_hidden, to_embedding = ctx.saved_tensors
-        return to_hidden * gradient.to(to_hidden.dtype), to_embedding * gradient, None, None, None, None
+        return to_hidden * gradient, to_embedding * gradient, None, None, None, None, None
 
 
 def _of_logits(
@@ -103,5 +107,5 @@ def _of_logits(
 
 @cache
 def _fused() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-    # Two compilations: the last chunk is shorter
+    # Two compilations, as the last chunk is shorter; a third if it is of one row
     return torch.compile(_of_logits)

@@ -51,7 +51,7 @@ class Point:
     source_tokens: int  # of all ranks
     target_tokens: int
     seconds: float
-    outside_seconds: float  # of them between two steps: data, record, Lightning
+    outside_seconds: float  # of them, the host's between two steps: data, record, Lightning
     first_seconds: float  # the first update
     flops: float
     parameters: int
@@ -81,7 +81,7 @@ class Stopwatch(Record):
         super().__init__(folder / "metrics.jsonl", 0, lambda row: None, writes=False)
         self.limit, self.together = seconds, together
         self.updates = 0
-        self.first = self.inside = self.began = self.taken = 0.0
+        self.first = self.inside = self.outside = self.began = self.taken = 0.0
         self.all_reduce: float | None = None
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Update, batch_idx: int) -> None:
@@ -94,7 +94,8 @@ class Stopwatch(Record):
         super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
         done = batch.number + 1
         if done == 1:
-            self.first = self.inside
+            _settle(module)
+            self.first = time.perf_counter() - self.entered
         if done > WARM_UP:
             self.updates += 1
             enough = self.updates >= FEWEST and time.perf_counter() - self.began >= self.limit
@@ -110,6 +111,7 @@ class Stopwatch(Record):
 
     def finish(self, trainer: Any, module: Any) -> None:
         """Ends the training by raising Enough; among several ranks, times first what they tell each other."""
+        self.outside = time.perf_counter() - self.began - self.inside
         _settle(module)
         self.taken = time.perf_counter() - self.began
         if trainer.world_size > 1:
@@ -140,6 +142,8 @@ def measure(run: Config) -> Point:
     train.quieten()
     compute_with(run.hardware.threads)
     gpu = run.hardware.accelerator == "gpu"
+    if run.hardware.compile:
+        torch.compiler.reset()  # or what it keeps of other models would count against this one
     if gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -170,7 +174,7 @@ def measure(run: Config) -> Point:
         watch.source_tokens,
         watch.target_tokens,
         watch.taken,
-        watch.taken - watch.inside,
+        watch.outside,
         watch.first,
         work,
         sum(parameter.numel() for parameter in module.parameters()),

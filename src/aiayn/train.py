@@ -21,6 +21,7 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 from aiayn import checkpoint, config, jobs, progress, storage
+from aiayn.batching import rows_of_part
 from aiayn.callbacks import Bar, Dev, Record, Save
 from aiayn.corpus import DataError
 from aiayn.dataset import Dataset
@@ -128,7 +129,8 @@ def fit(
 
         # Else each process would choose its kernels by how fast they are at that moment
         compiler.deterministic = deterministic
-        module.transformer.fuse()
+        sizes = (run.training.tokens_per_update, run.hardware.tokens_per_micro_batch)
+        module.transformer.fuse(rows_of_part(*sizes, ranks))
     training, start = run.training, module.updates_done
     pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
     backend = "gloo" if run.hardware.accelerator == "cpu" else "nccl"
@@ -174,6 +176,9 @@ def fit(
         inference_mode=False,
         default_root_dir=folder,
     )
+    module.wants_to_stop = lambda: bool(stop.asked)
+    # Signals are ours: Lightning would have ranks tell each other of them before each update, and wait for the answer
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
     updates = LightningUpdates(
         dataset.pairs("train"),
         tokens_per_update=training.tokens_per_update,
@@ -254,6 +259,9 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*is deprecated")
     # Lightning's advice wherever SLURM is installed: the ranks are ours, and srun is not asked for them
     warnings.filterwarnings("ignore", message=".*srun.*command is available")
+    # ... and of a GPU that is not asked for; torch's of products in float32 that are not to be rounded
+    warnings.filterwarnings("ignore", message=".*GPU available but not used")
+    warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores")
 
 
 def main(folder: Path, run: Config | None = None) -> int:

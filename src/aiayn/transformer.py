@@ -211,6 +211,7 @@ class Transformer(nn.Module):
         self.target_spaces = nn.Parameter(nn.init.xavier_uniform_(torch.empty(32, d_model))) if target_space else None
         self.zero_start = zero_start
         self.fused_stacks: Callable[..., Tensor] | None = None
+        self.fused_rows = 0
 
     def forward(self, batch: Batch) -> Tensor:
         """The logits (T, vocabulary) of each target token, given the source and the target tokens before it."""
@@ -218,7 +219,9 @@ class Transformer(nn.Module):
 
     def hidden(self, batch: Batch) -> Tensor:
         """What `logits` turns into the logits, as (T, D): the loss does that itself, a part at a time."""
-        source, target = self._source(batch.source, batch.source_offsets), _filled(batch.target, batch.target_offsets)
+        fused_rows = self.fused_rows if self.is_fused else 0
+        source = self._source(batch.source, batch.source_offsets, fused_rows)
+        target = _filled(batch.target, batch.target_offsets, fused_rows)
         self.target_positions.reach(target.bound)
         stacks = self.stacks
         if self.is_fused:
@@ -233,12 +236,13 @@ class Transformer(nn.Module):
         """Source (S,) and target shifted right (T,) as (T, D)."""
         return self.decode(target_input, sentences, self.encode(source, source_sentences), source_sentences)
 
-    def fuse(self, **options: Any) -> None:
-        """From now on, what lies between tokens and hidden is compiled: once, if all batches have as many rows.
+    def fuse(self, rows: int, **options: Any) -> None:
+        """From now on, what lies between tokens and hidden is compiled: once for all batches of up to `rows` tokens.
 
-        The options are those of `torch.compile`.
+        They are filled up to so many on each side, larger ones to twice as many, and so on. The options are those of
+        `torch.compile`.
         """
-        self.fused_stacks = torch.compile(self.stacks, **options)
+        self.fused_stacks, self.fused_rows = torch.compile(self.stacks, **options), rows
 
     @property
     def is_fused(self) -> bool:
@@ -290,8 +294,8 @@ class Transformer(nn.Module):
             positions = positions + self.target_spaces[0]
         return self._embed(source, positions)
 
-    def _source(self, source: Tensor, offsets: Tensor) -> Sentences:
-        sentences = _filled(source, offsets)
+    def _source(self, source: Tensor, offsets: Tensor, rows: int = 0) -> Sentences:
+        sentences = _filled(source, offsets, rows)
         self.source_positions.reach(sentences.bound)
         return sentences
 
@@ -312,5 +316,6 @@ class Transformer(nn.Module):
         return (positions == 0).unsqueeze(-1) if self.zero_start else None
 
 
-def _filled(tokens: Tensor, offsets: Tensor) -> Sentences:
-    return Sentences(offsets, static_rows(len(tokens), tokens.device), tokens.device)
+def _filled(tokens: Tensor, offsets: Tensor, rows: int) -> Sentences:
+    """The sentences with a multiple of `rows` rows, or if that is 0 with one of few numbers of them."""
+    return Sentences(offsets, -(-len(tokens) // rows) * rows if rows else static_rows(len(tokens)), tokens.device)
