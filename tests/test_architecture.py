@@ -28,6 +28,7 @@ MODULES = (
         "moses_bpe",
         "dataset",
         "linear",
+        "kernels",
         "batching",
     ),
     *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
@@ -62,7 +63,7 @@ MODULES = (
         "__main__",
     ),
 )
-THE_PAPER = ("linear", "attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics")
+THE_PAPER = ("linear", "kernels", "attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics")
 ROOMS = {
     "wandb": {"view", "dashboard"},
     "wandb_workspaces": {"dashboard"},
@@ -131,6 +132,7 @@ SAVED_ELSEWHERE = {
     "export": {"tempfile", "ctranslate2_spec(model, pieces).save"},
     "dashboard": {"workspace(run, entity).save"},  # on the server of W&B
     "signals": {"shutil"},  # only asks where a program is
+    "kernels": {"shutil", "tempfile"},  # asks where the compiler is, and has it write into a temporary folder
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiayn import checkpoint, config, cores, evaluate, linear
+from aiayn import checkpoint, config, cores, evaluate, kernels, linear
 from aiayn.batching import gather
 
 
@@ -166,12 +166,13 @@ def sources_of(dataset) -> list[np.ndarray]:
 def test_two_processes_find_the_bits_of_one_and_the_run_may_use_as_many_as_it_has_threads(run, monkeypatch):
     model, dataset, _ = evaluate.trained(run)
     monkeypatch.setattr(cores, "_available", lambda: 2)
-    how = dataclasses.replace(run.decoding, tokens_per_batch=31)
-    told: list[int] = []
-    one, two = (evaluate.search(model, sources_of(dataset), how, count, told.append) for count in (1, 2))
-    assert one == two
-    assert len({tuple(hypothesis.ids) for hypothesis in one}) > 3
-    assert sum(told) == 2 * len(one)
+    for compiled in (False, kernels.COMPILER is not None):
+        how = dataclasses.replace(run.decoding, tokens_per_batch=31, compile=compiled)
+        told: list[int] = []
+        one, two = (evaluate.search(model, sources_of(dataset), how, count, told.append) for count in (1, 2))
+        assert one == two
+        assert len({tuple(hypothesis.ids) for hypothesis in one}) > 3
+        assert sum(told) == 2 * len(one)
     asked: list[int] = []
     forked = cores.forked
     monkeypatch.setattr(cores, "forked", lambda *args, processes: asked.append(processes) or forked(*args, processes))

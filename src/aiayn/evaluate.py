@@ -70,16 +70,16 @@ def search(
 ) -> list[Hypothesis]:
     """The best translation of each sentence's ids, in order (section 6.1), whatever the number of processes.
 
-    Raises ConfigError where 8 bits are asked for and torch has no oneDNN.
+    Raises ConfigError where 8 bits are asked for and torch has no oneDNN, or a compiler and there is none.
     """
     if decoding.precision == "int8" and not ONEDNN:
         raise ConfigError("decoding.precision=int8: this torch has no oneDNN, which computes in 8 bits; use full")
     how = dataclasses.asdict(decoding)
-    precision = how.pop("precision")
+    precision, compiled = how.pop("precision"), how.pop("compile")
     model.eval()
     kind = model.embedding.weight.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
-        decoder = model.laid_out(int8=precision == "int8")
+        decoder = model.laid_out(int8=precision == "int8", compiled=compiled)
         of_each = partial(cores.forked, processes=processes)
         return translate_ids(decoder, sources, **how, bos=BOS, eos=EOS, progress=done, of_each=of_each)
 

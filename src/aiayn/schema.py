@@ -134,6 +134,7 @@ class Decoding:
     length_penalty: float = _number(0.0, 10.0)
     max_extra: int = _number(0, 100_000)
     precision: str = _one_of("full", "bf16", "int8")
+    compile: bool = MISSING
     tokens_per_batch: int = _number(1)
 
 
@@ -222,7 +223,7 @@ MEANING = frozenset(
 HARMLESS = frozenset(
     {
         *(f"training.{key}" for key in ("dev_every", "checkpoint_every", "keep_checkpoints")),
-        "decoding.tokens_per_batch",
+        *("decoding.compile", "decoding.tokens_per_batch"),
         "data.source",  # only where the archives lie: which they are is known by their SHA-256
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
         *("hardware.compile", "hardware.deterministic"),
@@ -273,6 +274,10 @@ def checked(config: Config) -> Config:
         )
     if config.decoding.precision == "int8" and config.hardware.accelerator == "gpu":
         raise ConfigError("decoding.precision=int8: is for a CPU; on a GPU use bf16")
+    if config.decoding.compile and config.hardware.accelerator == "gpu":
+        raise ConfigError("decoding.compile=true: is for a CPU; on a GPU use false")
+    if config.decoding.compile and (config.decoding.precision == "bf16" or config.hardware.precision == "64-true"):
+        raise ConfigError("decoding.compile=true: is for 32 bits; with decoding.precision=bf16 or 64-true use false")
     return config
 
 
