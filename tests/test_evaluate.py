@@ -167,9 +167,18 @@ def test_two_processes_find_the_bits_of_one_and_the_run_may_use_as_many_as_it_ha
     model, dataset, _ = evaluate.trained(run)
     monkeypatch.setattr(cores, "_available", lambda: 2)
     for compiled in (False, kernels.COMPILER is not None):
-        how = dataclasses.replace(run.decoding, tokens_per_batch=31, compile=compiled)
+        how = dataclasses.replace(run.decoding, compile=compiled)
         told: list[int] = []
-        one, two = (evaluate.search(model, sources_of(dataset), how, count, told.append) for count in (1, 2))
+        one, two = (
+            evaluate.search(
+                model,
+                sources_of(dataset),
+                how,
+                dataclasses.replace(run.hardware, tokens_per_search=31, threads=count),
+                told.append,
+            )
+            for count in (1, 2)
+        )
         assert one == two
         assert len({tuple(hypothesis.ids) for hypothesis in one}) > 3
         assert sum(told) == 2 * len(one)
@@ -187,8 +196,8 @@ def test_a_search_in_fewer_bits_finds_almost_the_same(run, precision, monkeypatc
     monkeypatch.setattr(linear, "INT8_PAYS", 1)
     model, dataset, _ = evaluate.trained(run)
     sources = sources_of(dataset)
-    full = evaluate.search(model, sources, run.decoding)
-    fewer = evaluate.search(model, sources, dataclasses.replace(run.decoding, precision=precision))
+    full = evaluate.search(model, sources, run.decoding, run.hardware)
+    fewer = evaluate.search(model, sources, dataclasses.replace(run.decoding, precision=precision), run.hardware)
     scores = [[hypothesis.score for hypothesis in found] for found in (full, fewer)]
     assert scores[0] != scores[1]  # control: it is another arithmetic
     assert np.allclose(*scores, rtol=0.1, atol=0.1)
@@ -197,7 +206,7 @@ def test_a_search_in_fewer_bits_finds_almost_the_same(run, precision, monkeypatc
 def test_8_bits_are_refused_where_nothing_computes_in_them(run, monkeypatch):
     model, _, _ = evaluate.trained(run)
     how = dataclasses.replace(run.decoding, precision="int8")
-    evaluate.search(model, [np.array([5, 6])], how)
+    evaluate.search(model, [np.array([5, 6])], how, run.hardware)
     monkeypatch.setattr(evaluate, "ONEDNN", False)
     with pytest.raises(config.ConfigError, match=r"decoding\.precision=int8: .* use full"):
-        evaluate.search(model, [np.array([5, 6])], how)
+        evaluate.search(model, [np.array([5, 6])], how, run.hardware)

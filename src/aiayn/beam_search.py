@@ -127,12 +127,13 @@ def beam_search(
         alive_ids[..., length - 1] = token
 
         leaves = (best_score >= best_reachable_score(alive[:, 0], longest_penalty)) | (limits == length)
-        if leaves.any():
-            unfinished = best_score[leaves].isneginf()
-            log_probability = alive[leaves, 0].where(unfinished, best[leaves])
-            score = (alive[leaves, 0] / penalty(length, length_penalty)).where(unfinished, best_score[leaves])
-            ids = alive_ids[leaves, 0].where(unfinished.unsqueeze(1), best_ids[leaves])
-            columns = (x.tolist() for x in (sentence[leaves], ids, log_probability, score, ~unfinished))
+        gone = leaves.nonzero().squeeze(1)  # asked once: a mask would be counted anew, and a GPU waited for, each time
+        if len(gone):
+            unfinished = best_score[gone].isneginf()
+            log_probability = alive[gone, 0].where(unfinished, best[gone])
+            score = (alive[gone, 0] / penalty(length, length_penalty)).where(unfinished, best_score[gone])
+            ids = alive_ids[gone, 0].where(unfinished.unsqueeze(1), best_ids[gone])
+            columns = (x.tolist() for x in (sentence[gone], ids, log_probability, score, ~unfinished))
             for number, tokens, *rest in zip(*columns, strict=True):
                 result[number] = Hypothesis(tokens[: [*tokens, eos].index(eos)], *rest)
             if len(result) == num_sentences:

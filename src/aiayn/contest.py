@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from aiayn import flops, rivals
 from aiayn.batching import Batch, epoch_plan, gather, rows_of_part
 from aiayn.dataset import Pairs
-from aiayn.evaluate import build, processes, search
+from aiayn.evaluate import build, search
 from aiayn.kernels import COMPILER
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.rivals import SENTENCES, Decode
@@ -268,10 +268,10 @@ def _our_decode(model: Transformer, config: Config, precision: str, *, compiled:
             precision="full" if precision == "fp32" else precision,
             compile=compiled,
             max_extra=0,
-            tokens_per_batch=SENTENCES * OUTPUT_LENGTH,
         )
+        hardware = dataclasses.replace(config.hardware, tokens_per_search=SENTENCES * OUTPUT_LENGTH)
         sources = [np.array(sentence) for sentence in sentences]
-        return [hypothesis.ids for hypothesis in search(model, sources, how, processes(config.hardware))]
+        return [hypothesis.ids for hypothesis in search(model, sources, how, hardware)]
 
     return decode
 

@@ -121,6 +121,7 @@ class Hardware:
     devices: int = _number(1, 1024)
     precision: str = _one_of("32-true", "64-true", "bf16-mixed")
     tokens_per_micro_batch: int = _number(1)
+    tokens_per_search: int = _number(1)
     threads: int = _number(1, 4096)
     compile: bool = MISSING
     deterministic: bool = MISSING
@@ -135,7 +136,6 @@ class Decoding:
     max_extra: int = _number(0, 100_000)
     precision: str = _one_of("full", "bf16", "int8")
     compile: bool = MISSING
-    tokens_per_batch: int = _number(1)
 
 
 @dataclass
@@ -223,11 +223,11 @@ MEANING = frozenset(
 HARMLESS = frozenset(
     {
         *(f"training.{key}" for key in ("dev_every", "checkpoint_every", "keep_checkpoints")),
-        *("decoding.compile", "decoding.tokens_per_batch"),
+        "decoding.compile",
         "data.source",  # only where the archives lie: which they are is known by their SHA-256
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
         *("hardware.compile", "hardware.deterministic"),
-        "hardware.tokens_per_micro_batch",
+        *("hardware.tokens_per_micro_batch", "hardware.tokens_per_search"),
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
         *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "seconds", "output")),
         *(f"plan.{key}" for key in ("gpu", "gpus", "efficiency", "price_per_hour")),

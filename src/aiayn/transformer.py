@@ -301,7 +301,7 @@ class Transformer(nn.Module):
 
     def _embed_at(self, tokens: Tensor, position: int) -> Tensor:
         self.target_positions.reach(position + 1)
-        positions = torch.tensor([position], device=tokens.device)
+        positions = torch.full((1,), position, device=tokens.device)
         return self._embed(tokens, self.target_positions(positions), self._starts(positions))
 
     def _embed(self, tokens: Tensor, positions: Tensor, empty: Tensor | None = None) -> Tensor:
