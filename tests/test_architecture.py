@@ -28,6 +28,7 @@ MODULES = (
         "moses_bpe",
         "dataset",
         "linear",
+        "kernels",
         "batching",
     ),
     *("tile_kernels", "tiles"),
@@ -64,7 +65,7 @@ MODULES = (
     ),
 )
 THE_PAPER = (
-    *("linear", "tile_kernels", "tiles", "attention", "decoding"),
+    *("linear", "kernels", "tile_kernels", "tiles", "attention", "decoding"),
     *("transformer", "loss", "schedule", "beam_search", "metrics"),
 )
 ROOMS = {
@@ -136,6 +137,7 @@ SAVED_ELSEWHERE = {
     "export": {"tempfile", "ctranslate2_spec(model, pieces).save"},
     "dashboard": {"workspace(run, entity).save"},  # on the server of W&B
     "signals": {"shutil"},  # only asks where a program is
+    "kernels": {"shutil", "tempfile"},  # asks where the compiler is, and has it write into a temporary folder
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_kernels import COMPILED, in_its_precision
 from torch import Tensor
 
 import aiayn.beam_search
+from aiayn import kernels
 from aiayn.batching import Batch
 from aiayn.beam_search import Hypothesis, beam_search, best_continuations, translate_ids
 from aiayn.transformer import Transformer
@@ -40,6 +43,7 @@ class Table(torch.nn.Module):
             self.table[:, EOS] += eos_bias
         self.steps = self.rows = 0
         self.device = self.table.device
+        self.compiled = False
 
     def start(self, source: Tensor, source_offsets: Tensor) -> TableDecoding:
         sentences = source.tensor_split(source_offsets[1:-1])
@@ -67,16 +71,21 @@ class TableDecoding:
         self.state = self.state[rows]
 
 
-def decoder(model: Any) -> Any:
-    return model.laid_out() if isinstance(model, Transformer) else model
+def decoder(model: Any, compiled: bool = False) -> Any:
+    if not isinstance(model, Transformer):
+        return model
+    return in_its_precision(copy.deepcopy(model), compiled).laid_out(compiled=compiled)
 
 
-def search(model: Any, sources: Sequence[Sequence[int]], beam_size: int, alpha: float, extra: int) -> list[Hypothesis]:
+def search(
+    model: Any, sources: Sequence[Sequence[int]], beam_size: int, alpha: float, extra: int, compiled: bool = False
+) -> list[Hypothesis]:
     source = torch.tensor([token for sentence in sources for token in sentence])
     offsets = torch.tensor([0, *itertools.accumulate(len(sentence) for sentence in sources)])
     return beam_search(
-        decoder(model), source, offsets, beam_size=beam_size, length_penalty=alpha, max_extra=extra, bos=BOS, eos=EOS
-    )
+        decoder(model, compiled), source, offsets,
+        beam_size=beam_size, length_penalty=alpha, max_extra=extra, bos=BOS, eos=EOS,
+    )  # fmt: skip
 
 
 def penalised(log_probability: float, length: int, alpha: float) -> float:
@@ -226,17 +235,20 @@ def test_a_beam_wider_than_the_vocabulary_still_searches(beam_size: int) -> None
         assert_same(ours, slow_search(model.log_probabilities, source, beam_size, 0.6, 1))
 
 
+@COMPILED
 @pytest.mark.parametrize("words", [7, 100, 101, 211])
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("count", [1, 5, 10**4])
-def test_the_best_continuations_are_the_best_of_all_pairs(words: int, width: int, count: int) -> None:
+def test_the_best_continuations_are_the_best_of_all_pairs(words: int, width: int, count: int, compiled: bool) -> None:
     random = torch.Generator().manual_seed(words)
     # A few values each, so that many stand in few blocks; one hypothesis no longer counts
     logits = 9 * torch.rand(2, width, words, generator=random, dtype=torch.float64).round(decimals=3)
     alive = -torch.rand(2, width, generator=random, dtype=torch.float64)
     alive[1, width - 1] = -torch.inf
+    if compiled:
+        logits, alive = logits.float(), alive.float()
     pairs = (logits.log_softmax(2) + alive.unsqueeze(2)).flatten(1)
-    best, of, tokens = best_continuations(logits, alive, count)
+    best, of, tokens = (kernels.best_continuations if compiled else best_continuations)(logits, alive, count)
     expected = pairs.sort(1, descending=True).values[:, :count]
     torch.testing.assert_close(best, expected)
     counts = expected > -torch.inf
@@ -246,9 +258,11 @@ def test_the_best_continuations_are_the_best_of_all_pairs(words: int, width: int
     assert count >= width * words or not torch.allclose(pairs[0, :count].sort(descending=True).values, expected[0])
 
 
-def translate(model: Any, sources: list[np.ndarray], tokens_per_batch: int, **changed: Any) -> list[Hypothesis]:
+def translate(
+    model: Any, sources: list[np.ndarray], tokens_per_batch: int, compiled: bool = False, **changed: Any
+) -> list[Hypothesis]:
     arguments = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5, "bos": BOS, "eos": EOS} | changed
-    return translate_ids(decoder(model), sources, tokens_per_batch=tokens_per_batch, **arguments)
+    return translate_ids(decoder(model, compiled), sources, tokens_per_batch=tokens_per_batch, **arguments)
 
 
 @given(lengths=st.lists(st.integers(0, 11), max_size=17), tokens_per_batch=st.integers(1, 200))
@@ -333,8 +347,9 @@ def without_cache(model: Transformer) -> LogProbabilities:
     return log_probabilities
 
 
-def test_the_transformers_beam_1_is_greedy(transformer: Transformer) -> None:
-    for source, ours in zip(SOURCES, search(transformer, SOURCES, 1, 0.6, 3), strict=True):
+@COMPILED
+def test_the_transformers_beam_1_is_greedy(transformer: Transformer, compiled: bool) -> None:
+    for source, ours in zip(SOURCES, search(transformer, SOURCES, 1, 0.6, 3, compiled), strict=True):
         expected = greedy(without_cache(transformer), source, 3)
         assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
         assert ours.log_probability == pytest.approx(expected.log_probability, rel=1e-5)
@@ -349,18 +364,22 @@ def test_the_transformer_is_one_that_greedy_search_does_not_solve(transformer: T
     assert sum(hypothesis.finished and len(set(hypothesis.ids)) > 1 for hypothesis in four) > 5
 
 
+@COMPILED
 @pytest.mark.parametrize("beam_size", [2, 4])
-def test_the_transformers_search_equals_the_slow_one_without_cache(transformer: Transformer, beam_size: int) -> None:
-    for source, ours in zip(SOURCES, search(transformer, SOURCES, beam_size, 0.6, 3), strict=True):
+def test_the_transformers_search_equals_the_slow_one_without_cache(
+    transformer: Transformer, beam_size: int, compiled: bool
+) -> None:
+    for source, ours in zip(SOURCES, search(transformer, SOURCES, beam_size, 0.6, 3, compiled), strict=True):
         assert_same(ours, slow_search(without_cache(transformer), source, beam_size, 0.6, 3))
 
 
-def test_the_transformers_translations_do_not_depend_on_the_batch(transformer: Transformer) -> None:
+@COMPILED
+def test_the_transformers_translations_do_not_depend_on_the_batch(transformer: Transformer, compiled: bool) -> None:
     random = np.random.default_rng(3)
     sources = [random.integers(4, VOCAB, size=length) for length in (1, 7, 3, 3, 13, 0, 2, 5, 7, 1)]
-    one = translate(transformer, sources, 1)
+    one = translate(transformer, sources, 1, compiled)
     for tokens_per_batch in (100, 10_000):
-        for ours, expected in zip(translate(transformer, sources, tokens_per_batch), one, strict=True):
+        for ours, expected in zip(translate(transformer, sources, tokens_per_batch, compiled), one, strict=True):
             assert_same(ours, expected)
 
 

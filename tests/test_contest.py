@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from aiayn import config, contest, rivals, schema
+from aiayn import config, contest, kernels, rivals, schema
 from aiayn.batching import gather
 from aiayn.evaluate import build
 from aiayn.tokenizer import EOS
@@ -119,6 +119,8 @@ def test_decoding_compares_outputs_before_it_measures(run):
     for line in part["lines"]:
         assert len(line["seconds_a_round"]) == 3
         assert line["checks"]["equal_outputs"] == 1 or line["precision"] == "int8", line
+    compiled = [line["precision"] for line in part["lines"] if line["name"] == "aiayn, compiled"]
+    assert compiled == (["fp32", "int8"] if kernels.COMPILER else [])
     own = [line["name"] for line in part["lines"] if line["precision"] == "int8"]
     assert all(name.startswith(("aiayn", "CTranslate2")) for name in own)
 

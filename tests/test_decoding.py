@@ -2,23 +2,26 @@
 
 import pytest
 import torch
+from test_kernels import COMPILED, ROUNDING, in_its_precision
 from test_transformer import BOS, EOS, SIZES, SOURCES, VOCAB, batch, pack, transformer
 
 
+@COMPILED
 @pytest.mark.parametrize("learned_positions", [False, True])
-def test_one_token_at_a_time_equals_all_at_once(learned_positions: bool) -> None:
-    model = transformer(learned_positions=learned_positions)
+def test_one_token_at_a_time_equals_all_at_once(learned_positions: bool, compiled: bool) -> None:
+    model = in_its_precision(transformer(learned_positions=learned_positions), compiled)
     target = [[8, 4, 6, 10, 9, 5, 7, 11, EOS]] * len(SOURCES)  # beyond max_length, too
     expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
-    decoding = model.laid_out().start(*pack(SOURCES))
+    decoding = model.laid_out(compiled=compiled).start(*pack(SOURCES))
     for t, token in enumerate([BOS, *target[0][:-1]]):
         logits = decoding.step(torch.full((len(SOURCES), 1), token))
-        torch.testing.assert_close(logits[:, 0], expected[:, t])
+        torch.testing.assert_close(logits[:, 0], expected[:, t], **ROUNDING[compiled])
 
 
-def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past() -> None:
-    model = transformer()
-    decoding = model.laid_out().start(*pack(SOURCES))
+@COMPILED
+def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past(compiled: bool) -> None:
+    model = in_its_precision(transformer(), compiled)
+    decoding = model.laid_out(compiled=compiled).start(*pack(SOURCES))
     sources, pasts = SOURCES, [[[]] for _ in SOURCES]
     random = torch.Generator().manual_seed(3)
     for width, kept in ((3, [0, 1, 2]), (4, [2, 0]), (2, [0, 1]), (5, [1])):
@@ -34,7 +37,7 @@ def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past() -> N
             for past, ours in zip(hypotheses, row, strict=True):
                 given = batch([source], [past])
                 given.target_input[:] = torch.tensor(past)
-                torch.testing.assert_close(ours, model(given)[-1])
+                torch.testing.assert_close(ours, model(given)[-1], **ROUNDING[compiled])
         decoding.keep(torch.tensor(kept))
         parents = torch.randint(old, (len(kept), width), generator=random)
         decoding.reorder(parents)
@@ -44,12 +47,13 @@ def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past() -> N
         assert decoding.layers[0].memory[0].shape[:2] == (len(kept), SIZES["num_heads"])
 
 
-def test_reordering_matters() -> None:
+@COMPILED
+def test_reordering_matters(compiled: bool) -> None:
     # Control of the test above: the wrong past gives other logits
-    model = transformer()
+    model = in_its_precision(transformer(), compiled)
     results = []
     for parents in ([[0, 1]], [[1, 0]]):
-        decoding = model.laid_out().start(*pack(SOURCES[:1]))
+        decoding = model.laid_out(compiled=compiled).start(*pack(SOURCES[:1]))
         decoding.reorder(torch.tensor([[0, 0]]))
         decoding.step(torch.tensor([[5, 6]]))
         decoding.reorder(torch.tensor(parents))
@@ -63,9 +67,10 @@ def test_a_model_in_training_mode_is_refused() -> None:
         transformer().train().laid_out()
 
 
-def test_one_layout_serves_many_batches_and_keeps_nothing_of_them() -> None:
-    model = transformer()
-    decoder, steps = model.laid_out(), []
+@COMPILED
+def test_one_layout_serves_many_batches_and_keeps_nothing_of_them(compiled: bool) -> None:
+    model = in_its_precision(transformer(), compiled)
+    decoder, steps = model.laid_out(compiled=compiled), []
     for _ in range(2):
         decoding = decoder.start(*pack(SOURCES))
         decoding.step(torch.full((len(SOURCES), 1), BOS))

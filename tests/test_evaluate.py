@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiayn import checkpoint, config, cores, evaluate, linear
+from aiayn import checkpoint, config, cores, evaluate, kernels, linear
 from aiayn.batching import gather
 
 
@@ -174,12 +174,22 @@ def sources_of(dataset) -> list[np.ndarray]:
 def test_two_processes_find_the_bits_of_one_and_the_run_may_use_as_many_as_it_has_threads(run, monkeypatch):
     model, dataset, _ = evaluate.trained(run)
     monkeypatch.setattr(cores, "_available", lambda: 2)
-    how = dataclasses.replace(run.decoding, tokens_per_batch=31)
-    told: list[int] = []
-    one, two = (evaluate.search(model, sources_of(dataset), how, count, told.append) for count in (1, 2))
-    assert one == two
-    assert len({tuple(hypothesis.ids) for hypothesis in one}) > 3
-    assert sum(told) == 2 * len(one)
+    for compiled in (False, kernels.COMPILER is not None):
+        how = dataclasses.replace(run.decoding, compile=compiled)
+        told: list[int] = []
+        one, two = (
+            evaluate.search(
+                model,
+                sources_of(dataset),
+                how,
+                dataclasses.replace(run.hardware, tokens_per_search=31, threads=count),
+                told.append,
+            )
+            for count in (1, 2)
+        )
+        assert one == two
+        assert len({tuple(hypothesis.ids) for hypothesis in one}) > 3
+        assert sum(told) == 2 * len(one)
     asked: list[int] = []
     forked = cores.forked
     monkeypatch.setattr(cores, "forked", lambda *args, processes: asked.append(processes) or forked(*args, processes))
@@ -194,8 +204,8 @@ def test_a_search_in_fewer_bits_finds_almost_the_same(run, precision, monkeypatc
     monkeypatch.setattr(linear, "INT8_PAYS", 1)
     model, dataset, _ = evaluate.trained(run)
     sources = sources_of(dataset)
-    full = evaluate.search(model, sources, run.decoding)
-    fewer = evaluate.search(model, sources, dataclasses.replace(run.decoding, precision=precision))
+    full = evaluate.search(model, sources, run.decoding, run.hardware)
+    fewer = evaluate.search(model, sources, dataclasses.replace(run.decoding, precision=precision), run.hardware)
     scores = [[hypothesis.score for hypothesis in found] for found in (full, fewer)]
     assert scores[0] != scores[1]  # control: it is another arithmetic
     assert np.allclose(*scores, rtol=0.1, atol=0.1)
@@ -204,7 +214,7 @@ def test_a_search_in_fewer_bits_finds_almost_the_same(run, precision, monkeypatc
 def test_8_bits_are_refused_where_nothing_computes_in_them(run, monkeypatch):
     model, _, _ = evaluate.trained(run)
     how = dataclasses.replace(run.decoding, precision="int8")
-    evaluate.search(model, [np.array([5, 6])], how)
+    evaluate.search(model, [np.array([5, 6])], how, run.hardware)
     monkeypatch.setattr(evaluate, "ONEDNN", False)
     with pytest.raises(config.ConfigError, match=r"decoding\.precision=int8: .* use full"):
-        evaluate.search(model, [np.array([5, 6])], how)
+        evaluate.search(model, [np.array([5, 6])], how, run.hardware)

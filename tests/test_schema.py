@@ -55,3 +55,10 @@ def test_the_meaning_of_a_run_holds_exactly_those_keys_with_their_values():
 def test_a_misspelt_key_is_answered_with_the_nearest(key):
     assert schema.nearest(key).startswith("did you mean ")
     assert "--cfg job" in schema.nearest("qqqqqq")
+
+
+@pytest.mark.parametrize("words", [("decoding.precision=bf16",), ("hardware.precision=64-true",), ("hardware=gpu",)])
+def test_decoding_is_compiled_for_32_bits_on_a_cpu_only(words):
+    config.compose_row(*words)
+    with pytest.raises(schema.ConfigError, match=r"^decoding\.compile=true: is for .* use false$"):
+        config.compose_row("decoding.compile=true", *words)

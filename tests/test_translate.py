@@ -12,15 +12,14 @@ from aiayn.evaluate import search, trained
 
 @pytest.fixture(scope="module")
 def model(finished):
-    """The trained run: (model, corpus, decoding)."""
+    """The trained run: (model, corpus, decoding, hardware)."""
     run = config.compose_row(*finished)
     transformer, dataset, _ = trained(run)
-    return transformer, dataset, run.decoding
+    return transformer, dataset, run.decoding, run.hardware
 
 
 def translations(model, text: bytes) -> list[str]:
-    transformer, dataset, decoding = model
-    return list(translate.translate(transformer, dataset, decoding, io.BytesIO(text), pytest.fail))
+    return list(translate.translate(*model, io.BytesIO(text), pytest.fail))
 
 
 def lines_of(text: bytes) -> list[bytes]:
@@ -69,8 +68,8 @@ def test_a_line_is_translated_alike_alone_and_among_others_and_across_chunks(mod
 
 
 def test_a_translation_is_what_the_search_finds_for_the_tokens(model):
-    transformer, dataset, decoding = model
-    (hypothesis,) = search(transformer, dataset.tokenizer.encode(["3 1 4 1 5"]), decoding)
+    transformer, dataset, decoding, hardware = model
+    (hypothesis,) = search(transformer, dataset.tokenizer.encode(["3 1 4 1 5"]), decoding, hardware)
     assert translations(model, b"3 1 4 1 5") == dataset.tokenizer.decode([hypothesis.ids])
 
 
@@ -81,7 +80,6 @@ def test_line_ends_of_another_system_do_not_count_as_text(model):
 def test_lines_come_out_while_more_are_to_come(model, monkeypatch):
     """A pipe that never ends is translated in chunks."""
     monkeypatch.setattr(translate, "LINES_AT_ONCE", 3)
-    transformer, dataset, decoding = model
     asked = []
 
     def endless():
@@ -89,7 +87,7 @@ def test_lines_come_out_while_more_are_to_come(model, monkeypatch):
             asked.append(1)
             yield b"1 2\n"
 
-    found = translate.translate(transformer, dataset, decoding, endless(), pytest.fail)
+    found = translate.translate(*model, endless(), pytest.fail)
     assert next(found)
     assert len(asked) == 3
 
@@ -104,7 +102,7 @@ def test_standard_input_goes_to_standard_output_and_nothing_else_does(finished, 
 
 
 def test_a_very_long_line_costs_no_more_than_the_limit_and_is_named(model, monkeypatch):
-    transformer, dataset, decoding = model
+    _, dataset, *_ = model
     monkeypatch.setattr(translate, "LONGEST", 13)
     encoded, searched = [], []
     encode = dataset.tokenizer.encode
@@ -112,11 +110,11 @@ def test_a_very_long_line_costs_no_more_than_the_limit_and_is_named(model, monke
     monkeypatch.setattr(
         translate,
         "search",
-        lambda m, ids, d, *rest: searched.extend(map(len, ids)) or search(m, [part[:2] for part in ids], d),
+        lambda m, ids, d, h, *_: searched.extend(map(len, ids)) or search(m, [part[:2] for part in ids], d, h),
     )
     text = b"1 2\n" + b"3 4 " * 10**6 + b"\n" + b"5" * 14 + b"\n" + b" " * 10**6 + b"1\n6 7\n" + b"8" * 13
     warnings: list[str] = []
-    found = list(translate.translate(transformer, dataset, decoding, io.BytesIO(text), warnings.append))
+    found = list(translate.translate(*model, io.BytesIO(text), warnings.append))
     assert len(found) == 6
     assert max(encoded) == 13 * 16
     assert max(searched) == 13

@@ -123,7 +123,7 @@ def translated(model: Transformer, dataset: Dataset, config: Config, sentence: s
         raise ConfigError(
             f"the sentence has {len(ids)} tokens: attention draws one line of standard input, of 1 to {LONGEST - 1}"
         )
-    (hypothesis,) = search(model, [ids], config.decoding)
+    (hypothesis,) = search(model, [ids], config.decoding, config.hardware)
     words = [int(token) for token in hypothesis.ids][: LONGEST - 1]
     sides = ([*ids.tolist(), EOS], [*words, EOS], [BOS, *words])
     source, target, target_input = (torch.tensor(side) for side in sides)

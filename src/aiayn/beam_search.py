@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aiayn import kernels
 from aiayn.decoding import Decoder
 
 # S source tokens, packed; B sentences still searched; W alive hypotheses of each, best first; C candidates to go on
@@ -33,9 +34,9 @@ def penalty(length: Tensor | int, length_penalty: float) -> Tensor | float:
     return ((5 + length) / 6) ** length_penalty
 
 
-def best_reachable_score(log_probability: Tensor, limits: Tensor, length_penalty: float) -> Tensor:
-    """Scores (B,) that no continuation exceeds: log probabilities only fall, no output is longer than (B,)."""
-    return log_probability / penalty(limits, length_penalty)
+def best_reachable_score(log_probability: Tensor, longest_penalty: Tensor) -> Tensor:
+    """Scores (B,) that no continuation exceeds: log probabilities only fall, no penalty is larger than (B,)."""
+    return log_probability / longest_penalty
 
 
 def best_continuations(logits: Tensor, alive: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,6 +92,8 @@ def beam_search(
     num_candidates = 2 * beam_size if beam_size > 1 else 1
 
     num_sentences, device = len(limits), source.device
+    longest_penalty = torch.as_tensor(penalty(limits, length_penalty))  # (B,)
+    continuations = kernels.best_continuations if decoder.compiled else best_continuations
     decoding = decoder.start(source, source_offsets)
     sentence = torch.arange(num_sentences, device=device)  # (B,) of the call, as sentences leave
     alive = torch.zeros(num_sentences, 1, device=device)  # (B, W) log probabilities
@@ -106,39 +109,43 @@ def beam_search(
         logits = decoding.step(token)  # (B, W, V)
         # Paper: silent; as in the released code no token is forbidden
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        candidates, parent, token = best_continuations(logits, alive, num_candidates)
+        candidates, parent, token = continuations(logits, alive, num_candidates)
         ended = token == eos
-        row = torch.arange(len(sentence), device=device)  # (B,)
-
-        finished, position = candidates.masked_fill(~ended, -torch.inf).max(1)  # (B,)
-        score = finished / penalty(length, length_penalty)
-        better = score > best_score
-        best_score, best = score.where(better, best_score), finished.where(better, best)
-        best_ids = alive_ids[row, parent[row, position]].where(better.unsqueeze(1), best_ids)
-
+        if ended.any():
+            finished, position = candidates.masked_fill(~ended, -torch.inf).max(1)  # (B,)
+            score = finished / penalty(length, length_penalty)
+            better = score > best_score
+            best_score, best = score.where(better, best_score), finished.where(better, best)
+            row = torch.arange(len(sentence), device=device)  # (B,)
+            best_ids = alive_ids[row, parent[row, position]].where(better.unsqueeze(1), best_ids)
+            candidates, position = candidates.masked_fill(ended, -torch.inf).sort(1, descending=True)
+            parent, token = parent.gather(1, position), token.gather(1, position)
         # Fewer than W go on only where too few candidates exist; the rest has log probability -inf and never returns
-        alive, position = candidates.masked_fill(ended, -torch.inf).topk(min(beam_size, candidates.shape[1]))
-        parent, token = parent.gather(1, position), token.gather(1, position)  # (B, W)
-        alive_ids = alive_ids[row.unsqueeze(1), parent]
+        alive, parent, token = candidates[:, :beam_size], parent[:, :beam_size], token[:, :beam_size]  # (B, W)
+        if beam_size > 1:
+            alive_ids = alive_ids.gather(1, parent.unsqueeze(2).expand(-1, -1, longest))
         alive_ids[..., length - 1] = token
 
-        leaves = (best_score >= best_reachable_score(alive[:, 0], limits, length_penalty)) | (limits == length)
-        if leaves.any():
-            unfinished = best_score[leaves].isneginf()
-            log_probability = alive[leaves, 0].where(unfinished, best[leaves])
-            score = (alive[leaves, 0] / penalty(length, length_penalty)).where(unfinished, best_score[leaves])
-            ids = alive_ids[leaves, 0].where(unfinished.unsqueeze(1), best_ids[leaves])
-            columns = (x.tolist() for x in (sentence[leaves], ids, log_probability, score, ~unfinished))
+        leaves = (best_score >= best_reachable_score(alive[:, 0], longest_penalty)) | (limits == length)
+        gone = leaves.nonzero().squeeze(1)  # asked once: a mask would be counted anew, and a GPU waited for, each time
+        if len(gone):
+            unfinished = best_score[gone].isneginf()
+            log_probability = alive[gone, 0].where(unfinished, best[gone])
+            score = (alive[gone, 0] / penalty(length, length_penalty)).where(unfinished, best_score[gone])
+            ids = alive_ids[gone, 0].where(unfinished.unsqueeze(1), best_ids[gone])
+            columns = (x.tolist() for x in (sentence[gone], ids, log_probability, score, ~unfinished))
             for number, tokens, *rest in zip(*columns, strict=True):
                 result[number] = Hypothesis(tokens[: [*tokens, eos].index(eos)], *rest)
             if len(result) == num_sentences:
                 break
             stays = (~leaves).nonzero().squeeze(1)
             decoding.keep(stays)
-            limits, sentence, best, best_score, best_ids, alive, alive_ids, parent, token = (
-                x[stays] for x in (limits, sentence, best, best_score, best_ids, alive, alive_ids, parent, token)
+            limits, longest_penalty, sentence, best, best_score = (
+                x[stays] for x in (limits, longest_penalty, sentence, best, best_score)
             )
-        decoding.reorder(parent)
+            best_ids, alive, alive_ids, parent, token = (x[stays] for x in (best_ids, alive, alive_ids, parent, token))
+        if beam_size > 1:
+            decoding.reorder(parent)
     return [result[number] for number in range(num_sentences)]
 
 

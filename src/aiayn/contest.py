@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from aiayn import flops, rivals, tiles
 from aiayn.batching import Batch, epoch_plan, gather, rows_of_part
 from aiayn.dataset import Pairs
-from aiayn.evaluate import build, processes, search
+from aiayn.evaluate import build, search
+from aiayn.kernels import COMPILER
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.rivals import SENTENCES, Decode
 from aiayn.schema import Config
@@ -160,8 +161,11 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
     first = sources[0, :SENTENCES].tolist()
     expected = _our_decode(model, config, "fp32")(first, beam_size)
     for precision in precisions:
+        ours = {OURS: _our_decode(model, config, precision)}
+        if device == "cpu" and precision != "bf16" and COMPILER:
+            ours[f"{OURS}{COMPILED}"] = _our_decode(model, config, precision, compiled=True)
         theirs = rivals.decoders(model, config.hardware.threads, OUTPUT_LENGTH, precision)
-        for name, decode in {OURS: _our_decode(model, config, precision), **theirs}.items():
+        for name, decode in {**ours, **theirs}.items():
             with computing(precision, device, training=False):
                 outputs = decode(first, beam_size)
             assert {len(ids) for ids in outputs} == {OUTPUT_LENGTH}, f"{name}: not the same work"
@@ -259,17 +263,18 @@ def _compare(ours: tuple[float, nn.Module], theirs: tuple[float, nn.Module], nam
     return {"loss": abs(other_loss - loss) / loss, "gradients": (squares / norm) ** 0.5}
 
 
-def _our_decode(model: Transformer, config: Config, precision: str) -> Decode:
+def _our_decode(model: Transformer, config: Config, precision: str, *, compiled: bool = False) -> Decode:
     def decode(sentences: Any, beam_size: int) -> list[list[int]]:
         how = dataclasses.replace(
             config.decoding,
             beam_size=beam_size,
             precision="full" if precision == "fp32" else precision,
+            compile=compiled,
             max_extra=0,
-            tokens_per_batch=SENTENCES * OUTPUT_LENGTH,
         )
+        hardware = dataclasses.replace(config.hardware, tokens_per_search=SENTENCES * OUTPUT_LENGTH)
         sources = [np.array(sentence) for sentence in sentences]
-        return [hypothesis.ids for hypothesis in search(model, sources, how, processes(config.hardware))]
+        return [hypothesis.ids for hypothesis in search(model, sources, how, hardware)]
 
     return decode
 

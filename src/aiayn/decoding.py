@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences, scaled_dot_product_attention
-from aiayn.linear import Linear, fixed_product
+from aiayn.kernels import LANES, LayerKernel
+from aiayn.linear import Linear, fixed_product, pays_in_int8
 
 # B sentences; W hypotheses of each; R = B * W rows; C columns, one for each token of each hypothesis
 # L tokens of the longest source; D d_model; H heads; K d_k; V d_v
@@ -24,33 +25,48 @@ class DecoderLayout:
         norms: tuple[nn.LayerNorm, nn.LayerNorm, nn.LayerNorm],
         *,
         int8: bool,
+        compiled: bool,
     ) -> None:
         self.num_heads, self.d_k = self_attention.num_heads, self_attention.d_k
-        self.products = [
-            fixed_product(layer.weight, layer.bias, int8=int8)
-            for layer in (
-                self_attention.query_key_value,
-                self_attention.output,
-                memory_attention.query,
-                memory_attention.output,
-                *feed_forward,
-            )
+        layers = [
+            *(self_attention.query_key_value, self_attention.output),
+            *feed_forward,
+            *(memory_attention.query, memory_attention.output),
         ]
-        self.norms = [(norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms]
+        self.kernel: LayerKernel | None = None
+        if compiled and not (int8 and any(pays_in_int8(layer.weight) for layer in layers)):
+            layers.append(memory_attention.key_value)
+            self.kernel = LayerKernel(layers, norms, self.num_heads, self.d_k, self_attention.d_v)
+        else:
+            self.products = [fixed_product(layer.weight, layer.bias, int8=int8) for layer in layers]
+            self.norms = [(norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms]
         self.keys_and_values = memory_attention.keys_and_values
 
 
 class LayerDecoding:
     """What the next tokens of one batch look at in one decoder layer, and the layer's output for them."""
 
-    def __init__(self, layout: DecoderLayout, memory: Tensor, sentences: Sentences) -> None:
+    def __init__(self, layout: DecoderLayout, memory: Tensor, sentences: Sentences, offsets: Tensor) -> None:
         self.layout = layout
-        self.memory = [*layout.keys_and_values(memory, sentences)]  # (B, H, L, K), (B, H, L, V)
-        self.past = [x[:, :, :0] for x in self.memory]  # (B, H, C, K), (B, H, C, V)
+        # Keys (B, H, K, room), values (B, H, room, V): not all of the room's columns may be taken
+        if layout.kernel is not None:
+            self.memory = layout.kernel.remember(memory, offsets)
+        else:
+            keys, values = layout.keys_and_values(memory, sentences)  # (B, H, L, K), (B, H, L, V)
+            self.memory = _with_room(keys.transpose(2, 3), values, 0)
+        self.memory_columns = sentences.max_length
+        self.past = self.memory[0][..., :0], self.memory[1][:, :, :0]
 
     def step(self, x: Tensor, columns: slice, past_mask: Tensor | None, memory_mask: Tensor | None) -> Tensor:
-        """The layer's output (R, D) for the next tokens x (R, D), whose keys and values take their `columns`."""
-        to_query_key_value, to_output, to_query, to_memory_output, to_hidden, from_hidden = self.layout.products
+        """The layer's output (R, D) for the next tokens x (R, D), whose keys and values take their `columns`.
+
+        It may take the place of x.
+        """
+        if self.layout.kernel is not None:
+            past, memory = (*self.past, past_mask, columns.stop), (*self.memory, memory_mask, self.memory_columns)
+            self.layout.kernel.decode(x, past, memory)
+            return x
+        to_query_key_value, to_output, to_hidden, from_hidden, to_query, to_memory_output = self.layout.products
         num_heads, d_k = self.layout.num_heads, self.layout.d_k
         shape = (len(self.memory[0]), -1, num_heads)
         inner = num_heads * d_k
@@ -60,28 +76,39 @@ class LayerDecoding:
             for part in to_query_key_value(x).tensor_split((inner, 2 * inner), 1)
         )
         keys, values = self.past
-        keys[:, :, columns], values[:, :, columns] = key, value
-        seen = slice(columns.stop)
-        heads, _ = scaled_dot_product_attention(query, keys[:, :, seen], values[:, :, seen], past_mask)  # (B, H, W, V)
+        keys[..., columns], values[:, :, columns] = key.transpose(2, 3), value
+        heads = _attention(query, self.past, columns.stop, past_mask)
         x = self._norm(0, x + to_output(heads.transpose(1, 2).reshape(len(x), -1)))
 
         query = to_query(x).view(*shape, d_k).transpose(1, 2)
-        memory_keys, memory_values = self.memory
-        heads, _ = scaled_dot_product_attention(query, memory_keys, memory_values, memory_mask)
-        x = self._norm(1, x + to_memory_output(heads.transpose(1, 2).reshape(len(x), -1)))
+        heads = _attention(query, self.memory, self.memory_columns, memory_mask)
+        x = self._norm(2, x + to_memory_output(heads.transpose(1, 2).reshape(len(x), -1)))
 
-        return self._norm(2, x + from_hidden(to_hidden(x).relu_()))
+        return self._norm(1, x + from_hidden(to_hidden(x).relu_()))
 
     def make_room(self, columns: int) -> None:
-        """So many more columns."""
-        self.past = [F.pad(x, (0, 0, 0, columns)) for x in self.past]
+        """So many more columns, or somewhat more."""
+        self.past = _with_room(*self.past, columns)
 
     def keep(self, rows: Tensor) -> None:
         """Only the sentences numbered `rows` (B',) stay, in that order."""
-        self.memory, self.past = ([x.index_select(0, rows) for x in pair] for pair in (self.memory, self.past))
+        self.memory, self.past = (
+            (keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in (self.memory, self.past)
+        )
 
     def _norm(self, number: int, x: Tensor) -> Tensor:
         return F.layer_norm(x, *self.layout.norms[number])
+
+
+def _with_room(keys: Tensor, values: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    columns += -(keys.size(3) + columns) % LANES
+    return F.pad(keys, (0, columns)).contiguous(), F.pad(values, (0, 0, 0, columns)).contiguous()
+
+
+def _attention(queries: Tensor, keys_and_values: tuple[Tensor, Tensor], columns: int, mask: Tensor | None) -> Tensor:
+    keys, values = keys_and_values
+    heads, _ = scaled_dot_product_attention(queries, keys[..., :columns].transpose(2, 3), values[:, :, :columns], mask)
+    return heads  # (B, H, W, V)
 
 
 class Decoder:
@@ -95,7 +122,9 @@ class Decoder:
         embedding: Tensor,
         *,
         int8: bool,
+        compiled: bool,
     ) -> None:
+        self.compiled = compiled
         self.layouts, self.encode, self.embed = layouts, encode, embed
         self.logits = fixed_product(embedding, int8=int8)
         self.device = embedding.device
@@ -103,7 +132,7 @@ class Decoder:
     def start(self, source: Tensor, source_offsets: Tensor) -> "Decoding":
         """The beginning of a batch: source (S,), `source_offsets` (B + 1,)."""
         memory, sentences = self.encode(source, source_offsets)
-        layers = [LayerDecoding(layout, memory, sentences) for layout in self.layouts]
+        layers = [LayerDecoding(layout, memory, sentences, source_offsets) for layout in self.layouts]
         return Decoding(layers, self.embed, self.logits, sentences.mask)
 
 
@@ -122,10 +151,9 @@ class Decoding:
         memory_mask: Tensor | None,  # (B, 1, 1, L), 0 or -inf
     ) -> None:
         self.layers, self.embed, self.logits, self.memory_mask = layers, embed, logits, memory_mask
-        keys = layers[0].memory[0]
-        # (B, 1, W, columns taken), 0 or -inf
-        self.past_mask = torch.zeros(len(keys), 1, 1, 0, device=keys.device, dtype=torch.float32)
-        self.steps = 0
+        # (B, 1, W, columns taken), 0 or -inf; None as long as there was never more than one hypothesis
+        self.past_mask: Tensor | None = None
+        self.steps = self.taken = 0
 
     def step(self, tokens: Tensor) -> Tensor:
         """The logits (B, W, vocabulary) after one more token (B, W) of each hypothesis; the first ones are BOS, W = 1.
@@ -134,32 +162,36 @@ class Decoding:
         """
         x = self.embed(tokens.flatten(), self.steps)
         columns = self._columns(tokens.size(1))
-        # As long as there was never more than one hypothesis, every column is its own
-        past_mask = None if columns.stop == self.steps else self.past_mask
         for layer in self.layers:
-            x = layer.step(x, columns, past_mask, self.memory_mask)
+            x = layer.step(x, columns, self.past_mask, self.memory_mask)
         return self.logits(x).view(*tokens.shape, -1)
 
     def _columns(self, width: int) -> slice:
         """Room for one more token of `width` hypotheses."""
-        taken, room = self.past_mask.size(3), self.layers[0].past[0].size(2)
-        if taken + width > room:
+        room = self.layers[0].past[0].size(3)
+        if self.taken + width > room:
             for layer in self.layers:
                 layer.make_room(room + width)
-        own = self.past_mask.new_full((width, width), -torch.inf).fill_diagonal_(0)
-        self.past_mask = torch.cat((self.past_mask, own.expand(len(self.past_mask), 1, -1, -1)), 3)
-        self.steps += 1
-        return slice(taken, taken + width)
+        if self.past_mask is not None:
+            own = self.past_mask.new_full((width, width), -torch.inf).fill_diagonal_(0)
+            self.past_mask = torch.cat((self.past_mask, own.expand(len(self.past_mask), 1, -1, -1)), 3)
+        self.steps, self.taken = self.steps + 1, self.taken + width
+        return slice(self.taken - width, self.taken)
 
     def reorder(self, parents: Tensor) -> None:
         """Hypothesis w of sentence b goes on from what was hypothesis parents[b, w] (B, W'); W' may differ from W."""
-        rows = parents[:, None, :, None].expand(-1, -1, -1, self.past_mask.size(3))
+        if self.past_mask is None:
+            shape = len(parents), 1, parents.size(1), self.taken
+            self.past_mask = torch.zeros(shape, device=parents.device, dtype=torch.float32)
+            return
+        rows = parents[:, None, :, None].expand(-1, -1, -1, self.taken)
         self.past_mask = self.past_mask.gather(2, rows)
 
     def keep(self, rows: Tensor) -> None:
         """Only the sentences numbered `rows` (B',) stay, in that order."""
         for layer in self.layers:
             layer.keep(rows)
-        self.past_mask = self.past_mask.index_select(0, rows)
+        if self.past_mask is not None:
+            self.past_mask = self.past_mask.index_select(0, rows)
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask.index_select(0, rows)

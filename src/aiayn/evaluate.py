@@ -66,28 +66,33 @@ def search(
     model: Transformer,
     sources: list[Any],
     decoding: Decoding,
-    processes: int = 1,
+    hardware: Hardware,
     done: Callable[[int], None] | None = None,
 ) -> list[Hypothesis]:
-    """The best translation of each sentence's ids, in order (section 6.1), whatever the number of processes.
+    """The best translation of each sentence's ids, in order (section 6.1), whatever the hardware.
 
-    Raises ConfigError where 8 bits are asked for and torch has no oneDNN.
+    One for each of a CPU's threads may search at once: as processes, with the bits of one.
+
+    Raises ConfigError where 8 bits are asked for and torch has no oneDNN, or a compiler and there is none.
     """
     if decoding.precision == "int8" and not ONEDNN:
         raise ConfigError("decoding.precision=int8: this torch has no oneDNN, which computes in 8 bits; use full")
     how = dataclasses.asdict(decoding)
-    precision = how.pop("precision")
+    precision, compiled = how.pop("precision"), how.pop("compile")
     model.eval()
     kind = model.embedding.weight.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
-        decoder = model.laid_out(int8=precision == "int8")
-        of_each = partial(cores.forked, processes=processes)
-        return translate_ids(decoder, sources, **how, bos=BOS, eos=EOS, progress=done, of_each=of_each)
-
-
-def processes(hardware: Hardware) -> int:
-    """How many processes may search at once: one for each thread, and on a GPU one."""
-    return 1 if hardware.accelerator == "gpu" else hardware.threads
+        decoder = model.laid_out(int8=precision == "int8", compiled=compiled)
+        return translate_ids(
+            decoder,
+            sources,
+            **how,
+            tokens_per_batch=hardware.tokens_per_search,
+            bos=BOS,
+            eos=EOS,
+            progress=done,
+            of_each=partial(cores.forked, processes=1 if hardware.accelerator == "gpu" else hardware.threads),
+        )
 
 
 def evaluate(
@@ -98,7 +103,7 @@ def evaluate(
     nats, tokens = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
     offsets = pairs.source_offsets
     sources = [pairs.source_ids[offsets[i] : offsets[i + 1] - 1] for i in range(len(pairs))]
-    hypotheses = search(model, sources, config.decoding, processes(config.hardware), done)
+    hypotheses = search(model, sources, config.decoding, config.hardware, done)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
     references = dataset.texts(split, "target")
     scores = metrics.bleu(translations, references, config.data.target_language)

@@ -12,7 +12,7 @@ import torch
 
 from aiayn import config, flops, forecast
 from aiayn.contest import endless, synthetic_pairs
-from aiayn.evaluate import build, parameters, processes, search
+from aiayn.evaluate import build, parameters, search
 from aiayn.forecast import ETHERNET, GRADIENT_BYTES, INFINIBAND, NVLINK, Forecast, Link, Pace
 from aiayn.probe import MEGA, Point, in_processes, measure
 from aiayn.schema import ROWS, Config, Hardware
@@ -123,7 +123,7 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
     seconds = []
     for _ in range(rounds + 1):
         began = time.perf_counter()
-        found = search(model, [source[:-1] for source in sources], how, processes(run.hardware))
+        found = search(model, [source[:-1] for source in sources], how, run.hardware)
         seconds.append(time.perf_counter() - began)
     tokens = sum(len(hypothesis.ids) for hypothesis in found)
     taken = statistics.median(seconds[1:])

@@ -73,7 +73,7 @@ def fixed_product(weight: Tensor, bias: Tensor | None = None, *, int8: bool = Fa
     With `int8`, large weights and what they are multiplied with are rounded to 8 bits, each row at a scale of its own.
     """
     if _suits_onednn(weight):
-        if int8 and weight.numel() >= INT8_PAYS:
+        if int8 and pays_in_int8(weight):
             return _int8_product(weight.detach(), bias)
         # Laid out for as many rows as these, it suits any other number
         laid_out = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), STEP)
@@ -84,6 +84,11 @@ def fixed_product(weight: Tensor, bias: Tensor | None = None, *, int8: bool = Fa
         dtype = torch.get_autocast_dtype(kind)
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     return partial(F.linear, weight=weight, bias=bias)
+
+
+def pays_in_int8(weight: Tensor) -> bool:
+    """Whether a product with this weight takes less time in 8 bits than in 32."""
+    return weight.numel() >= INT8_PAYS
 
 
 def _int8_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:

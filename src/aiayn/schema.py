@@ -121,6 +121,7 @@ class Hardware:
     devices: int = _number(1, 1024)
     precision: str = _one_of("32-true", "64-true", "bf16-mixed")
     tokens_per_micro_batch: int = _number(1)
+    tokens_per_search: int = _number(1)
     threads: int = _number(1, 4096)
     attention: str = _one_of("flash", "tiles")
     compile: bool = MISSING
@@ -135,7 +136,7 @@ class Decoding:
     length_penalty: float = _number(0.0, 10.0)
     max_extra: int = _number(0, 100_000)
     precision: str = _one_of("full", "bf16", "int8")
-    tokens_per_batch: int = _number(1)
+    compile: bool = MISSING
 
 
 @dataclass
@@ -223,11 +224,11 @@ MEANING = frozenset(
 HARMLESS = frozenset(
     {
         *(f"training.{key}" for key in ("dev_every", "checkpoint_every", "keep_checkpoints")),
-        "decoding.tokens_per_batch",
+        "decoding.compile",
         "data.source",  # only where the archives lie: which they are is known by their SHA-256
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
         *("hardware.attention", "hardware.compile", "hardware.deterministic"),
-        "hardware.tokens_per_micro_batch",
+        *("hardware.tokens_per_micro_batch", "hardware.tokens_per_search"),
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
         *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "seconds", "output")),
         *(f"plan.{key}" for key in ("gpu", "gpus", "efficiency", "price_per_hour")),
@@ -276,6 +277,10 @@ def checked(config: Config) -> Config:
         )
     if config.decoding.precision == "int8" and config.hardware.accelerator == "gpu":
         raise ConfigError("decoding.precision=int8: is for a CPU; on a GPU use bf16")
+    if config.decoding.compile and config.hardware.accelerator == "gpu":
+        raise ConfigError("decoding.compile=true: is for a CPU; on a GPU use false")
+    if config.decoding.compile and (config.decoding.precision == "bf16" or config.hardware.precision == "64-true"):
+        raise ConfigError("decoding.compile=true: is for 32 bits; with decoding.precision=bf16 or 64-true use false")
     return config
 
 

@@ -1,6 +1,7 @@
 """The Transformer of section 3: encoder, decoder, embeddings, positions."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences
 from aiayn.batching import Batch
 from aiayn.decoding import Decoder, DecoderLayout
+from aiayn.kernels import LayerKernel
 from aiayn.linear import Linear, product, static_rows
 
 # S source tokens, T target tokens of all sentences, packed; B sentences
@@ -57,6 +59,13 @@ class FeedForward(nn.Sequential):
         # Paper: residual dropout only (5.4), so none between the two layers
         super().__init__(Linear(d_model, d_ff), nn.ReLU(inplace=True), Linear(d_ff, d_model))
 
+    def layers(self) -> tuple[Linear, Linear]:
+        """Both linear layers."""
+        first, _, second = self
+        assert isinstance(first, Linear)
+        assert isinstance(second, Linear)
+        return first, second
+
 
 class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network (3.1)."""
@@ -72,6 +81,13 @@ class EncoderLayer(nn.Module):
         """x (S, D) to (S, D)."""
         x = self.after_self_attention(x, self.self_attention(x, sentences, causal=False))
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
+
+    def kernel(self) -> LayerKernel:
+        """The same in C."""
+        attention = self.self_attention
+        products = [attention.query_key_value, attention.output, *self.feed_forward.layers()]
+        norms = [self.after_self_attention.norm, self.after_feed_forward.norm]
+        return LayerKernel(products, norms, attention.num_heads, attention.d_k, attention.d_v)
 
 
 class DecoderLayer(nn.Module):
@@ -93,13 +109,12 @@ class DecoderLayer(nn.Module):
         x = self.after_memory_attention(x, looked_up)
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
 
-    def layout(self, *, int8: bool) -> DecoderLayout:
+    def layout(self, *, int8: bool, compiled: bool) -> DecoderLayout:
         """The same for one token at a time."""
-        norms = (self.after_self_attention.norm, self.after_memory_attention.norm, self.after_feed_forward.norm)
-        first, _, second = self.feed_forward
-        assert isinstance(first, Linear)
-        assert isinstance(second, Linear)
-        return DecoderLayout(self.self_attention, self.memory_attention, (first, second), norms, int8=int8)
+        norms = (self.after_self_attention.norm, self.after_feed_forward.norm, self.after_memory_attention.norm)
+        return DecoderLayout(
+            self.self_attention, self.memory_attention, self.feed_forward.layers(), norms, int8=int8, compiled=compiled
+        )
 
 
 class Sinusoids(nn.Module):
@@ -240,10 +255,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, sentences: Sentences) -> Tensor:
         """The source (S,) as memory (S, D)."""
-        positions = self.source_positions(sentences.positions)
-        if self.target_spaces is not None:
-            positions = positions + self.target_spaces[0]
-        x = self._embed(source, positions)
+        x = self._embed_source(source, sentences)
         for layer in self.encoder:
             x = layer(x, sentences)
         return x
@@ -260,15 +272,31 @@ class Transformer(nn.Module):
         """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
         return product(hidden, self.embedding.weight)
 
-    def laid_out(self, *, int8: bool = False) -> Decoder:
-        """The decoder for a search, as its weights are now; `int8` is what `fixed_product` makes of it."""
-        assert not self.training, "dropout would be on: call model.eval()"
-        layouts = [layer.layout(int8=int8) for layer in self.decoder]  # type: ignore[operator]
-        return Decoder(layouts, self._memory, self._embed_at, self.embedding.weight, int8=int8)
+    def laid_out(self, *, int8: bool = False, compiled: bool = False) -> Decoder:
+        """The decoder for a search, as its weights are now.
 
-    def _memory(self, source: Tensor, offsets: Tensor) -> tuple[Tensor, Sentences]:
+        `int8` is what `fixed_product` makes of it; with `compiled`, for float32 on a CPU, `kernels` does the rest.
+        """
+        assert not self.training, "dropout would be on: call model.eval()"
+        layouts = [layer.layout(int8=int8, compiled=compiled) for layer in self.decoder]  # type: ignore[operator]
+        kernels = [layer.kernel() for layer in self.encoder] if compiled else []  # type: ignore[operator]
+        encode = partial(self._memory, kernels)
+        return Decoder(layouts, encode, self._embed_at, self.embedding.weight, int8=int8, compiled=compiled)
+
+    def _memory(self, kernels: list[LayerKernel], source: Tensor, offsets: Tensor) -> tuple[Tensor, Sentences]:
         sentences = self._source(source, offsets)
-        return self.encode(sentences.fill(source), sentences), sentences
+        if not kernels:
+            return self.encode(sentences.fill(source), sentences), sentences
+        x = self._embed_source(sentences.fill(source), sentences)
+        for kernel in kernels:
+            kernel.encode(x, offsets)
+        return x, sentences
+
+    def _embed_source(self, source: Tensor, sentences: Sentences) -> Tensor:
+        positions = self.source_positions(sentences.positions)
+        if self.target_spaces is not None:
+            positions = positions + self.target_spaces[0]
+        return self._embed(source, positions)
 
     def _source(self, source: Tensor, offsets: Tensor, rows: int = 0) -> Sentences:
         sentences = self._filled(source, offsets, rows)
@@ -282,7 +310,7 @@ class Transformer(nn.Module):
 
     def _embed_at(self, tokens: Tensor, position: int) -> Tensor:
         self.target_positions.reach(position + 1)
-        positions = torch.tensor([position], device=tokens.device)
+        positions = torch.full((1,), position, device=tokens.device)
         return self._embed(tokens, self.target_positions(positions), self._starts(positions))
 
     def _embed(self, tokens: Tensor, positions: Tensor, empty: Tensor | None = None) -> Tensor:

@@ -8,9 +8,9 @@ from typing import BinaryIO
 
 from aiayn import progress
 from aiayn.dataset import Dataset
-from aiayn.evaluate import processes, search, trained
+from aiayn.evaluate import search, trained
 from aiayn.linear import compute_with
-from aiayn.schema import Config, Decoding
+from aiayn.schema import Config, Decoding, Hardware
 from aiayn.transformer import Transformer
 
 LINES_AT_ONCE = 1000
@@ -23,9 +23,9 @@ def translate(
     model: Transformer,
     dataset: Dataset,
     decoding: Decoding,
+    hardware: Hardware,
     lines: Iterable[bytes],
     warn: Callable[[str], None],
-    at_once: int = 1,
     done: Callable[[int], None] | None = None,
 ) -> Iterator[str]:
     """One translation for each line, in order; empty for a line without text. Bytes that are no UTF-8 are replaced.
@@ -45,7 +45,7 @@ def translate(
             if len(ids) > limit or beginning != text:
                 warn(f"line {number} has more than {limit} tokens: only its beginning is translated")
             sources.append(ids[:limit] if text.strip() else ids[:0])
-        found = search(model, sources, decoding, at_once, done)
+        found = search(model, sources, decoding, hardware, done)
         yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in found])
 
 
@@ -58,8 +58,7 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
         # On a terminal the translations themselves show how far it is
         shown = sys.stdout.isatty()
         done = None if shown else stack.enter_context(progress.counted("translating", None, "lines"))
-        at_once = processes(config.hardware)
-        for line in translate(model, dataset, config.decoding, lines, _warn, at_once, done):
+        for line in translate(model, dataset, config.decoding, config.hardware, lines, _warn, done):
             # Bytes, so that neither the locale nor the platform's line end has a say
             sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")
             sys.stdout.buffer.flush()
