@@ -69,8 +69,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
 
     made = attention.Sentences.__init__
 
-    def make(sentences: attention.Sentences, *arguments: Any) -> None:
-        made(sentences, *arguments)
+    def make(sentences: attention.Sentences, *arguments: Any, **options: Any) -> None:
+        made(sentences, *arguments, **options)
         sentences.has_kernel = True
 
     monkeypatch.setattr(attention.Sentences, "__init__", make)

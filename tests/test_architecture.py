@@ -31,6 +31,7 @@ MODULES = (
         "kernels",
         "batching",
     ),
+    *("tile_kernels", "tiles"),
     *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
@@ -63,7 +64,10 @@ MODULES = (
         "__main__",
     ),
 )
-THE_PAPER = ("linear", "kernels", "attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics")
+THE_PAPER = (
+    *("linear", "kernels", "tile_kernels", "tiles", "attention", "decoding"),
+    *("transformer", "loss", "schedule", "beam_search", "metrics"),
+)
 ROOMS = {
     "wandb": {"view", "dashboard"},
     "wandb_workspaces": {"dashboard"},
@@ -79,6 +83,7 @@ ROOMS = {
     "ctranslate2": {"export", "rivals"},
     "transformers": {"export"},
     "safetensors": {"export"},
+    "triton": {"tile_kernels"},
 }
 
 

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from kernel import stand_in
 from torch import Tensor, nn
 
 import aiayn.attention
+import aiayn.tiles
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences, scaled_dot_product_attention
 
 D, H, K, V = 22, 3, 5, 7
@@ -214,9 +216,9 @@ def test_the_variable_length_kernel_is_given_what_makes_it_equal_the_padded_way(
     d_k: int, d_v: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone, across = drawn(SelfAttention(D, H, d_k, d_v)), drawn(MemoryAttention(D, H, d_k, d_v))
-    # More rows than tokens, on one side by more than a sentence of the tail holds
-    rows, memory_rows = sum(LENGTHS) + 131, sum(MEMORY_LENGTHS) + 3
-    x, memory = packed((*LENGTHS, 131)), packed((*MEMORY_LENGTHS, 3), seed=2)
+    # More rows than tokens, on one side by more than a filler holds
+    rows, memory_rows = sum(LENGTHS) + 307, sum(MEMORY_LENGTHS) + 3
+    x, memory = packed((*LENGTHS, 307)), packed((*MEMORY_LENGTHS, 3), seed=2)
 
     def results() -> list[Tensor]:
         here, there = Sentences(offsets(LENGTHS), rows), Sentences(offsets(MEMORY_LENGTHS), memory_rows)
@@ -238,11 +240,54 @@ def test_the_variable_length_kernel_is_given_what_makes_it_equal_the_padded_way(
 
 
 def test_the_borders_cover_every_row_with_sentences_of_bounded_length() -> None:
-    for tokens, rows in ((5, 5), (5, 8), (1025, 2048), (1000, 1024), (7, 25088)):
+    for tokens, rows in ((5, 5), (5, 8), (1025, 2048), (1000, 1024), (7, 25088), (7, 50176)):
         sentences = Sentences(offsets((2, tokens - 2)), rows)
         borders = sentences.borders
         assert (borders[:3].tolist(), int(borders[-1]), borders.dtype) == ([0, 2, tokens], rows, torch.int32)
-        assert len(borders) == 3 + -(-(rows - tokens) // 256)
+        assert len(borders) == 3 + aiayn.attention.FILLERS  # on both sides as many
         assert 0 <= borders.diff().min() <= borders.diff().max() <= sentences.bound
     assert {Sentences(offsets((n,))).bound for n in (1, 7, 255, 256)} == {256}
     assert Sentences(offsets((257,))).bound == 512
+
+
+@pytest.mark.parametrize(
+    ("in_tiles", "dtype", "width", "expected"),
+    [
+        *(
+            (False, torch.bfloat16, 256, "flash"),
+            (False, torch.bfloat16, 512, "tiles"),
+            (False, torch.float32, 8, None),
+        ),
+        *((False, torch.float32, 512, None), (False, torch.bfloat16, 520, None)),
+        *((True, torch.bfloat16, 8, "tiles"), (True, torch.float32, 512, "tiles"), (True, torch.bfloat16, 520, None)),
+        (True, torch.float64, 8, None),
+    ],
+)
+def test_tiles_are_taken_where_asked_for_and_where_flash_attention_cannot_hold_the_head(
+    in_tiles: bool, dtype: torch.dtype, width: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def flash(q: Tensor, *_: Any, **__: Any) -> Tensor:
+        asked.append("flash")
+        return torch.zeros_like(q)
+
+    def attend(queries: Tensor, *_: Any) -> tuple[Tensor]:
+        asked.append("tiles")
+        return (queries[:, :width],)
+
+    monkeypatch.setattr(aiayn.attention, "varlen_attn", flash)
+    monkeypatch.setattr(aiayn.tiles, "attend", attend)
+    monkeypatch.setattr(aiayn.tiles, "available", lambda device: True)
+    sentences = Sentences(offsets((2, 3)), in_tiles=in_tiles)
+    sentences.has_kernel = True
+    found = aiayn.attention.attention(
+        torch.ones(5, 3 * width, dtype=dtype), None, sentences, sentences, (1, width, width), causal=True
+    )
+    assert found.shape == (5, width)
+    assert asked == [expected] * (expected is not None)
+
+
+def test_where_tiles_cannot_be_had_they_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^hardware.attention=tiles: .*give flash$"):
+        Sentences(offsets((2, 3)), in_tiles=True)

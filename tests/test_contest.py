@@ -97,11 +97,21 @@ def test_of_a_compiled_rival_encoder_and_decoder_run_compiled_and_it_computes_th
     assert ran == ["encode", "decode"]
 
 
-def test_a_compiled_rival_takes_part_where_a_compiler_pays(run):
+def test_a_compiled_rival_takes_part_where_a_compiler_pays(run, monkeypatch):
     model = build(run, 25)
+    plain = list(contest._trainable(model, "cpu"))
+    monkeypatch.setattr(contest.tiles, "available", lambda device: False)
     found = contest._trainable(model, "cuda")
-    assert list(found) == [*contest._trainable(model, "cpu"), "aiayn, compiled", "torch.nn, compiled"]
+    assert list(found) == [*plain, "aiayn, compiled", "torch.nn, compiled"]
     assert found["torch.nn, compiled"] is found["torch.nn"]  # which contest copies before it compiles
+
+
+def test_tiles_take_part_where_they_can_be_had(run, monkeypatch):
+    monkeypatch.setattr(contest.tiles, "available", lambda device: True)
+    found = contest._trainable(build(run, 25), "cuda")
+    assert {name for name in found if name.startswith("aiayn")} == {
+        *("aiayn", "aiayn, compiled", "aiayn, tiles", "aiayn, tiles, compiled")
+    }
 
 
 def test_decoding_compares_outputs_before_it_measures(run):

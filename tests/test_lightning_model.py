@@ -372,26 +372,32 @@ def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
     assert isinstance(second, NonFinite)
 
 
-@pytest.mark.parametrize("has_kernel", [False, True])
-def test_during_an_update_the_device_is_asked_for_nothing(has_kernel, monkeypatch):
+@pytest.mark.parametrize("kernel", ["none", "flash", "tiles"])
+def test_during_an_update_the_device_is_asked_for_nothing(kernel, monkeypatch):
     """Nor would it wait for an answer: a meta tensor has none to give."""
     init = Sentences.__init__
 
-    def with_kernel(self, *arguments) -> None:
-        init(self, *arguments)
+    def with_kernel(self, *arguments, **options) -> None:
+        init(self, *arguments, **options)
         self.has_kernel = True
 
-    if has_kernel:
+    if kernel != "none":
         monkeypatch.setattr(Sentences, "__init__", with_kernel)
     # There is none for meta tensors
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     called = []
-    kernel = attention.varlen_attn
-    monkeypatch.setattr(
-        attention, "varlen_attn", lambda *given, **how: called.append("attention") or kernel(*given, **how)
-    )
+    kernels = (attention, "varlen_attn", attention.varlen_attn), (attention.tiles, "attend", attention.tiles.attend)
+    for owner, name, theirs in kernels:
+
+        def attend(*given, name=name, theirs=theirs, **how):
+            called.append(name)
+            return theirs(*given, **how)
+
+        monkeypatch.setattr(owner, name, attend)
+    monkeypatch.setattr(attention.tiles, "available", lambda device: kernel == "tiles")
     model = module(0.1).to("meta", torch.bfloat16)
+    model.transformer.in_tiles = kernel == "tiles"
     monkeypatch.setattr(LightningTransformer, "trainer", SimpleNamespace(world_size=1))
     optimizer = Optimizer(model.configure_optimizers())
     model.optimizers = lambda: optimizer
@@ -399,7 +405,7 @@ def test_during_an_update_the_device_is_asked_for_nothing(has_kernel, monkeypatc
     found = model.training_step(UPDATES[0].to(torch.device("meta")), 0)
     assert found["loss"].is_meta
     assert optimizer.optimizer.found_inf.is_meta
-    assert set(called) == {"Adam", *(["attention"] if has_kernel else [])}
+    assert set(called) == {"Adam", *{"flash": ["varlen_attn"], "tiles": ["attend"]}.get(kernel, [])}
     with pytest.raises(RuntimeError, match="meta"):
         model.settle()  # control: this asks
 

@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
+from aiayn import tiles
 from aiayn.linear import Linear, sent
 
 # T query tokens and S memory tokens of all sentences, packed; B sentences; L tokens of the longest one
 # D d_model; H heads; K d_k; V d_v; P parts of the same width, such as queries, keys and values
 
-FILLER_LENGTH = 256
-"""Of the sentences of nothing that fill up the rows after the last token: as long as `bound` always allows."""
+FILLERS, FILLER_LENGTH = 128, 256
+"""Sentences of nothing that fill up the rows after the last token, and how long they are if so many are enough."""
 KERNEL_TYPES, KERNEL_WIDTH = {torch.bfloat16, torch.float16}, 256
-"""What flash attention takes."""
+"""What flash attention takes, the kernel that torch has."""
 
 
 class Sentences:
@@ -27,9 +28,17 @@ class Sentences:
     `offsets` (B + 1,) says where each sentence begins and ends with the number of tokens; no sentence is empty. Packed
     are as many rows as there are tokens, or `rows`: the ones after the last token belong to no sentence. Everything is
     computed here, on the host, from offsets that lie there; what `device` needs is sent, and it is asked for nothing.
+    `in_tiles` asks for the kernels of `tiles`: ValueError where they cannot be had.
     """
 
-    def __init__(self, offsets: Tensor, rows: int | None = None, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        offsets: Tensor,
+        rows: int | None = None,
+        device: torch.device | None = None,
+        *,
+        in_tiles: bool = False,
+    ) -> None:
         assert offsets.device.type == "cpu"
         self._offsets, self._lengths, self._device = offsets, offsets.diff(), device or offsets.device
         self.max_length = int(self._lengths.max())
@@ -41,6 +50,9 @@ class Sentences:
         self._orders: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         # Flash attention: GPUs since Ampere
         self.has_kernel = self._device.type == "cuda" and torch.cuda.get_device_capability(self._device) >= (8, 0)
+        self.has_tiles, self.in_tiles = tiles.available(self._device), in_tiles
+        if in_tiles and not self.has_tiles:
+            raise ValueError("hardware.attention=tiles: needs a GPU since Ampere and Triton (aiayn[tiles]); give flash")
 
     def fill(self, tokens: Tensor) -> Tensor:
         """As many tokens as there are rows."""
@@ -61,18 +73,28 @@ class Sentences:
         return sent(_forbid(torch.ones(length, length, dtype=torch.bool).triu_(1)), self._device)
 
     @cached_property
-    def borders(self) -> Tensor:
-        """The offsets in 32 bits, and after them the rows that belong to no sentence as fillers (B + 1 + fillers,).
+    def offsets(self) -> Tensor:
+        """(B + 1,) in 32 bits: where each sentence begins, and the last one ends."""
+        return sent(self._offsets.int(), self._device)
 
-        So that kernels which only know sentences leave nothing undefined.
+    @cached_property
+    def borders(self) -> Tensor:
+        """The offsets in 32 bits, and after them the rows that belong to no sentence as fillers (B + 1 + FILLERS,).
+
+        So that kernels which only know sentences leave nothing undefined. They want as many on both sides, wherever
+        their tokens end: some fillers are empty.
         """
-        fillers = torch.arange(self.tokens + FILLER_LENGTH, self.rows + FILLER_LENGTH, FILLER_LENGTH)
+        fillers = self.tokens + self._filler_length * torch.arange(1, FILLERS + 1)
         return sent(torch.cat((self._offsets, fillers.clamp(max=self.rows))).int(), self._device)
 
     @cached_property
     def bound(self) -> int:
         """No sentence is longer, fillers included; few different numbers, since a kernel is compiled for each."""
-        return max(FILLER_LENGTH, 1 << (self.max_length - 1).bit_length())
+        return max(FILLER_LENGTH, 1 << (max(self.max_length, self._filler_length) - 1).bit_length())
+
+    @property
+    def _filler_length(self) -> int:
+        return max(FILLER_LENGTH, -(-(self.rows - self.tokens) // FILLERS))
 
     @cached_property
     def _padding(self) -> Tensor:
@@ -159,9 +181,15 @@ def attention(
     `queries` (T, H * K) look at `keys_values` (S, H * (K + V)); or, where these are None, queries, keys and values are
     all in the first (T, H * (2 K + V)).
     """
-    if not (sentences.has_kernel and queries.dtype in KERNEL_TYPES and max(sizes[1:]) <= KERNEL_WIDTH):
-        return _padded_attention(queries, keys_values, sentences, memory_sentences, sizes, causal)  # type: ignore[no-any-return]
     num_heads, d_k, d_v = sizes
+    widest, suits_kernel = max(d_k, d_v), sentences.has_kernel and queries.dtype in KERNEL_TYPES
+    suits_tiles = sentences.has_tiles and queries.dtype in tiles.TYPES and widest <= tiles.WIDTH
+    # Nobody has measured tiles: unasked they take only what would be padded, and in 32 bits not even that
+    if suits_tiles and (sentences.in_tiles or (suits_kernel and widest > KERNEL_WIDTH)):
+        offsets, memory_offsets = sentences.offsets, memory_sentences.offsets
+        return tiles.attend(queries, keys_values, offsets, memory_offsets, sizes, causal)[0]  # type: ignore[no-any-return]
+    if not suits_kernel or widest > KERNEL_WIDTH:
+        return _padded_attention(queries, keys_values, sentences, memory_sentences, sizes, causal)  # type: ignore[no-any-return]
     if keys_values is None:
         parts = torch.split(queries, [num_heads * width for width in (d_k, d_k, d_v)], 1)
     else:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn import flops, rivals
+from aiayn import flops, rivals, tiles
 from aiayn.batching import Batch, epoch_plan, gather, rows_of_part
 from aiayn.dataset import Pairs
 from aiayn.evaluate import build, search
@@ -26,7 +26,7 @@ from aiayn.sheets import OURS
 from aiayn.tokenizer import EOS
 from aiayn.transformer import DecoderLayer, Transformer
 
-COMPILED = ", compiled"
+TILES, COMPILED = ", tiles", ", compiled"
 OUTPUT_LENGTH = 25  # tokens; sources as long, EOS included, so that nobody pads
 
 
@@ -119,6 +119,8 @@ def training(config: Config, precisions: list[str], device: str) -> dict[str, An
     for precision in precisions:
         for name, module in _trainable(model, device).items():
             module = copy.deepcopy(module).to(device).eval()
+            if isinstance(module, Transformer):
+                module.in_tiles = TILES in name
             if name.endswith(COMPILED):
                 compile_parts(module, config.training.tokens_per_update)
             loss = our_loss if name.startswith(OURS) else their_loss
@@ -209,9 +211,10 @@ def endless(model: Transformer) -> Transformer:
 
 
 def _trainable(model: Transformer, device: str) -> dict[str, nn.Module]:
-    found = {OURS: model, **rivals.trainable(model)}
+    ours = [OURS, *([f"{OURS}{TILES}"] if tiles.available(torch.device(device)) else [])]
+    found = {**dict.fromkeys(ours, model), **rivals.trainable(model)}
     # Where a compiler pays
-    compiled = (OURS, "torch.nn") if device == "cuda" else ()
+    compiled = [*ours, "torch.nn"] if device == "cuda" else []
     return found | {f"{name}{COMPILED}": found[name] for name in compiled}
 
 
@@ -253,7 +256,7 @@ def _compare(ours: tuple[float, nn.Module], theirs: tuple[float, nn.Module], nam
     """How far a loss and its gradients are from ours, relative to ours."""
     (loss, model), (other_loss, other) = ours, theirs
     assert isinstance(model, Transformer)
-    expected = model.state_dict() if name == OURS else rivals.gradients_of(model, name)
+    expected = model.state_dict() if name.startswith(OURS) else rivals.gradients_of(model, name)
     found = other.state_dict()
     squares = sum(float((found[key].float() - value).square().sum()) for key, value in expected.items())
     norm = sum(float(value.square().sum()) for value in expected.values())

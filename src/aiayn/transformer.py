@@ -170,7 +170,8 @@ class LearnedPositions(nn.Embedding):
 class Transformer(nn.Module):
     """Encoder and decoder of N layers each, and one embedding for source, target and softmax (3.4).
 
-    The last three arguments turn it into the Transformer of the released code, where that differs from the paper.
+    The three arguments before the last turn it into the Transformer of the released code, where that differs from the
+    paper; the last asks for the kernels of `tiles`.
     """
 
     def __init__(
@@ -189,6 +190,7 @@ class Transformer(nn.Module):
         sinusoids_in_halves: bool = False,
         target_space: bool = False,
         zero_start: bool = False,
+        in_tiles: bool = False,
     ) -> None:
         super().__init__()
         self.d_model = d_model
@@ -209,7 +211,7 @@ class Transformer(nn.Module):
         # Paper: none; the released code learns a vector for each kind of target and uses the one of its corpus: the
         # first here, since with one kind of target they are all alike
         self.target_spaces = nn.Parameter(nn.init.xavier_uniform_(torch.empty(32, d_model))) if target_space else None
-        self.zero_start = zero_start
+        self.zero_start, self.in_tiles = zero_start, in_tiles
         self.fused_stacks: Callable[..., Tensor] | None = None
         self.fused_rows = 0
 
@@ -221,14 +223,16 @@ class Transformer(nn.Module):
         """What `logits` turns into the logits, as (T, D): the loss does that itself, a part at a time."""
         fused_rows = self.fused_rows if self.is_fused else 0
         source = self._source(batch.source, batch.source_offsets, fused_rows)
-        target = _filled(batch.target, batch.target_offsets, fused_rows)
+        target = self._filled(batch.target, batch.target_offsets, fused_rows)
         self.target_positions.reach(target.bound)
         stacks = self.stacks
         if self.is_fused:
             assert self.fused_stacks is not None
             stacks = self.fused_stacks
-            for sentences in (source, target):  # the one size that differs from batch to batch
+            # The one size that differs from batch to batch
+            for sentences in (source, target):
                 torch._dynamo.mark_dynamic(sentences.borders, 0)
+                torch._dynamo.mark_dynamic(sentences.offsets, 0)
         stacked = stacks(source.fill(batch.source), source, target.fill(batch.target_input), target)
         return stacked[: target.tokens]
 
@@ -295,9 +299,14 @@ class Transformer(nn.Module):
         return self._embed(source, positions)
 
     def _source(self, source: Tensor, offsets: Tensor, rows: int = 0) -> Sentences:
-        sentences = _filled(source, offsets, rows)
+        sentences = self._filled(source, offsets, rows)
         self.source_positions.reach(sentences.bound)
         return sentences
+
+    def _filled(self, tokens: Tensor, offsets: Tensor, rows: int) -> Sentences:
+        """The sentences with a multiple of `rows` rows, or if that is 0 with one of few numbers of them."""
+        filled = -(-len(tokens) // rows) * rows if rows else static_rows(len(tokens))
+        return Sentences(offsets, filled, tokens.device, in_tiles=self.in_tiles)
 
     def _embed_at(self, tokens: Tensor, position: int) -> Tensor:
         self.target_positions.reach(position + 1)
@@ -314,8 +323,3 @@ class Transformer(nn.Module):
     def _starts(self, positions: Tensor) -> Tensor | None:
         # Paper: silent on the first input of the decoder (3.1); the released code has zeros in place of an embedding
         return (positions == 0).unsqueeze(-1) if self.zero_start else None
-
-
-def _filled(tokens: Tensor, offsets: Tensor, rows: int) -> Sentences:
-    """The sentences with a multiple of `rows` rows, or if that is 0 with one of few numbers of them."""
-    return Sentences(offsets, -(-len(tokens) // rows) * rows if rows else static_rows(len(tokens)), tokens.device)
