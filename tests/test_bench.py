@@ -102,7 +102,8 @@ def test_a_gpu_is_measured_at_the_papers_own_size_and_its_rivals_in_bf16(monkeyp
     monkeypatch.setattr(bench.storage, "write_json", lambda *_: None)
     monkeypatch.setattr(bench.storage, "write_text", lambda *_: None)
     bench.main(config.compose_row("hardware=gpu", "bench.kind=training", "experiment=a_h1"))
-    (small, precisions, device), (big, *_) = asked
+    (small, precisions, device), (big, *_, against_rivals) = asked
+    assert not against_rivals
     assert (precisions, device) == (["bf16"], "cuda")
     paper = config.rows()
     assert small.model == paper["a_h1"].model

@@ -114,6 +114,11 @@ def test_tiles_take_part_where_they_can_be_had(run, monkeypatch):
     }
 
 
+def test_where_ten_minutes_do_not_hold_the_rivals_ours_is_measured_alone(run, monkeypatch):
+    monkeypatch.setattr(contest.tiles, "available", lambda device: True)
+    assert list(contest._trainable(build(run, 25), "cuda", against_rivals=False)) == ["aiayn", "aiayn, compiled"]
+
+
 def test_decoding_compares_outputs_before_it_measures(run):
     part = contest.decoding(run, ["fp32", "int8"], "cpu", beam_size=4)
     for line in part["lines"]:

@@ -91,7 +91,8 @@ def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]
     if "training" in chosen:
         found["training"] = lambda show: apart(training, run, precisions, device)
         if gpu and run.experiment != "big":
-            found["training, big"] = lambda show: apart(training, config.row("big", run), precisions, device)
+            # Alone: compiling its rivals would take most of the ten minutes that there are
+            found["training, big"] = lambda show: apart(training, config.row("big", run), precisions, device, False)
     if "decoding" in chosen and gpu:
         found["newstest2013"] = lambda show: growth.decoded(run, NEWSTEST, run.bench.rounds, show)
     if "decoding" in chosen and not (gpu and run.bench.kind == "all"):  # in ten minutes there is no time for rivals

@@ -88,7 +88,7 @@ def synthetic_pairs(config: Config, count: int) -> Pairs:
     return Pairs(*parts)
 
 
-def training(config: Config, precisions: list[str], device: str) -> dict[str, Any]:
+def training(config: Config, precisions: list[str], device: str, against_rivals: bool = True) -> dict[str, Any]:
     """Forward, loss, backward, Adam: what each contestant's rounds took, and how far its first result is from ours."""
     rounds, updates = config.bench.rounds, config.bench.updates
     needed = (rounds + 1) * updates * config.training.tokens_per_update / config.bench.mean_length
@@ -117,7 +117,7 @@ def training(config: Config, precisions: list[str], device: str) -> dict[str, An
     reference = _loss_and_gradients(model, our_loss, batches[0], "fp32", device)
     contestants = []
     for precision in precisions:
-        for name, module in _trainable(model, device).items():
+        for name, module in _trainable(model, device, against_rivals).items():
             module = copy.deepcopy(module).to(device).eval()
             if isinstance(module, Transformer):
                 module.in_tiles = TILES in name
@@ -210,11 +210,14 @@ def endless(model: Transformer) -> Transformer:
     return model
 
 
-def _trainable(model: Transformer, device: str) -> dict[str, nn.Module]:
-    ours = [OURS, *([f"{OURS}{TILES}"] if tiles.available(torch.device(device)) else [])]
-    found = {**dict.fromkeys(ours, model), **rivals.trainable(model)}
+def _trainable(model: Transformer, device: str, against_rivals: bool = True) -> dict[str, nn.Module]:
+    ours, theirs = [OURS], {}
+    if against_rivals:
+        theirs = rivals.trainable(model)
+        ours += [f"{OURS}{TILES}"] if tiles.available(torch.device(device)) else []
+    found = {**dict.fromkeys(ours, model), **theirs}
     # Where a compiler pays
-    compiled = [*ours, "torch.nn"] if device == "cuda" else []
+    compiled = [*ours, *({"torch.nn"} & {*theirs})] if device == "cuda" else []
     return found | {f"{name}{COMPILED}": found[name] for name in compiled}
 
 
