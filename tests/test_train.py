@@ -15,7 +15,7 @@ import pytest
 import torch
 from runs import equal, rows
 
-from aiayn import checkpoint, config, jobs, storage, train, wmt
+from aiayn import checkpoint, config, jobs, kernels, storage, train, wmt
 from aiayn.download import Remote
 from aiayn.lightning_model import LightningTransformer, NonFinite
 
@@ -163,6 +163,16 @@ def test_other_ranks_than_the_run_has_devices_are_refused(toy_run, tmp_path, mon
         jobs.WRONG_CONFIGURATION,
         "hardware.devices=1: torchrun started 3 ranks; start as many",
     )
+
+
+def test_a_run_that_could_not_be_searched_is_refused_before_it_trains(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "COMPILER", None)
+    monkeypatch.setattr(kernels, "library", kernels.library.__wrapped__)
+    monkeypatch.setattr(train, "prepare", lambda *_: pytest.fail("it begins"))
+    run = dataclasses.replace(toy_run, decoding=dataclasses.replace(toy_run.decoding, compile=True))
+    storage.write_text(tmp_path / "run" / "config.yaml", config.to_yaml(run))
+    assert train.main(tmp_path / "run") == jobs.WRONG_CONFIGURATION
+    assert "there is no C compiler" in jobs.failure(tmp_path / "run")["cause"]
 
 
 @pytest.mark.parametrize("rank", ["", "0"], ids=["alone", "rank 0 of several"])

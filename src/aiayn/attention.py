@@ -226,10 +226,11 @@ class _Attention(torch.autograd.Function):
         keys_values: Tensor | None,  # (S, H * (K + V)), or None in self-attention
         sentences: Sentences,
         memory_sentences: Sentences,
-        mask: Tensor | None,
         sizes: tuple[int, int, int],  # H, K, V
+        causal: bool,
     ) -> Tensor:
         num_heads, d_k, d_v = sizes
+        mask = sentences.causal_mask if causal else memory_sentences.mask
         if keys_values is None:
             q, k, v = sentences.split(queries, num_heads, (d_k, d_k, d_v))
         else:
@@ -258,17 +259,7 @@ class _Attention(torch.autograd.Function):
 
 
 # Its shapes differ from batch to batch: a compiler would be asked for ever new ones, and what is around it too
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _padded_attention(
-    queries: Tensor,
-    keys_values: Tensor | None,
-    sentences: Sentences,
-    memory_sentences: Sentences,
-    sizes: tuple[int, int, int],
-    causal: bool,
-) -> Tensor:
-    mask = sentences.causal_mask if causal else memory_sentences.mask
-    return _Attention.apply(queries, keys_values, sentences, memory_sentences, mask, sizes)  # type: ignore[no-any-return, no-untyped-call]
+_padded_attention = torch.compiler.disable(_Attention.apply)  # type: ignore[no-untyped-call]
 
 
 def _room(*parts: Tensor) -> list[Tensor]:

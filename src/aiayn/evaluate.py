@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from aiayn import checkpoint, cores, jobs, metrics, progress, storage, table2
+from aiayn import checkpoint, cores, jobs, kernels, metrics, progress, storage, table2
 from aiayn.batching import evaluation_batches, gather
 from aiayn.beam_search import Hypothesis, translate_ids
 from aiayn.config import decoded_as_its_row, run_folder, variation
@@ -62,6 +62,14 @@ def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int)
     return total, len(pairs.target_ids)
 
 
+def can_search(decoding: Decoding) -> None:
+    """Raises ValueError where 8 bits are asked for and torch has no oneDNN, or a C compiler and none works."""
+    if decoding.precision == "int8" and not ONEDNN:
+        raise ConfigError("decoding.precision=int8: this torch has no oneDNN, which computes in 8 bits; use full")
+    if decoding.compile:
+        kernels.library()
+
+
 def search(
     model: Transformer,
     sources: list[Any],
@@ -71,12 +79,10 @@ def search(
 ) -> list[Hypothesis]:
     """The best translation of each sentence's ids, in order (section 6.1), whatever the hardware.
 
-    One for each of a CPU's threads may search at once: as processes, with the bits of one.
-
-    Raises ConfigError where 8 bits are asked for and torch has no oneDNN, or a compiler and there is none.
+    One for each of a CPU's threads may search at once: as processes, with the bits of one. Raises what `can_search`
+    does.
     """
-    if decoding.precision == "int8" and not ONEDNN:
-        raise ConfigError("decoding.precision=int8: this torch has no oneDNN, which computes in 8 bits; use full")
+    can_search(decoding)
     how = dataclasses.asdict(decoding)
     precision, compiled = how.pop("precision"), how.pop("compile")
     model.eval()

@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn.schema import ConfigError
-
 # B sentences; W hypotheses of each; R = B * W rows; D d_model; H heads; K d_k; V d_v
 
 COMPILER = shutil.which("cc")
@@ -54,9 +52,9 @@ class _Layer(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled kernels; a ConfigError where no compiler makes them."""
+    """The compiled kernels; a ValueError where no compiler makes them."""
     if COMPILER is None:
-        raise ConfigError("decoding.compile=true: there is no C compiler cc here; install one, or use false")
+        raise ValueError("decoding.compile=true: there is no C compiler cc here; install one, or use false")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
         command = [COMPILER, *FLAGS.split(), "-o", str(path), str(SOURCE), "-lm"]
@@ -65,7 +63,7 @@ def library() -> ctypes.CDLL:
             found = ctypes.CDLL(str(path))
         except (OSError, subprocess.CalledProcessError) as error:
             reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[0]
-            raise ConfigError(f"decoding.compile=true: {COMPILER} has failed: {reason}; use false") from None
+            raise ValueError(f"decoding.compile=true: {COMPILER} has failed: {reason}; use false") from None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     seen: list[Any] = [pointer, pointer, pointer, number, number]
     found.encode_layer.argtypes = [*[pointer] * 4, number, number]

@@ -67,6 +67,18 @@ def _scores(q, k, first, first_key, num_keys, CAUSAL: tl.constexpr, K: tl.conste
     return tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, float("-inf"))
 
 
+@triton.jit
+def _inputs(queries, keys, values, offsets, memory_offsets, query_stride, key_stride, K: tl.constexpr, V: tl.constexpr):
+    """Where this program's sentence begins, its queries, its keys and its values, and how many of them there are."""
+    number, head = tl.program_id(0), tl.program_id(1)
+    begin, length = _span(offsets, number)
+    memory_begin, num_keys = _span(memory_offsets, number)
+    queries += begin * query_stride + head * K
+    keys += memory_begin * key_stride + head * K
+    values += memory_begin * key_stride + head * V
+    return begin, memory_begin, queries, keys, values, length, num_keys
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def forward(
     queries,
@@ -96,12 +108,10 @@ def forward(
         _clear(output, stride, offsets, sentences, rows, V, TILE, V_ROOM)
         _clear(logs + head * rows, 1, offsets, sentences, rows, 1, TILE, 1)
     else:
-        begin, length = _span(offsets, number)
-        memory_begin, num_keys = _span(memory_offsets, number)
+        begin, _, queries, keys, values, length, num_keys = _inputs(
+            queries, keys, values, offsets, memory_offsets, query_stride, key_stride, K, V
+        )
         output += begin * stride
-        queries += begin * query_stride + head * K
-        keys += memory_begin * key_stride + head * K
-        values += memory_begin * key_stride + head * V
         logs += head * rows + begin
         for first in range(tl.program_id(2) * TILE, length, tl.num_programs(2) * TILE):
             q = _load(queries, query_stride, first, length, K, TILE, K_ROOM)
@@ -154,13 +164,11 @@ def backward_to_queries(
     if number >= sentences:
         _clear(to_queries, query_stride, offsets, sentences, rows, K, TILE, K_ROOM)
     else:
-        begin, length = _span(offsets, number)
-        memory_begin, num_keys = _span(memory_offsets, number)
+        begin, _, queries, keys, values, length, num_keys = _inputs(
+            queries, keys, values, offsets, memory_offsets, query_stride, key_stride, K, V
+        )
         stride = tl.num_programs(1) * V
         to_queries += begin * query_stride
-        queries += begin * query_stride + head * K
-        keys += memory_begin * key_stride + head * K
-        values += memory_begin * key_stride + head * V
         output += begin * stride + head * V
         to_output += begin * stride + head * V
         logs += head * rows + begin
@@ -215,14 +223,12 @@ def backward_to_keys_and_values(
         _clear(to_keys, key_stride, memory_offsets, sentences, memory_rows, K, TILE, K_ROOM)
         _clear(to_values, key_stride, memory_offsets, sentences, memory_rows, V, TILE, V_ROOM)
     else:
-        begin, length = _span(offsets, number)
-        memory_begin, num_keys = _span(memory_offsets, number)
+        begin, memory_begin, queries, keys, values, length, num_keys = _inputs(
+            queries, keys, values, offsets, memory_offsets, query_stride, key_stride, K, V
+        )
         stride = tl.num_programs(1) * V
         to_keys += memory_begin * key_stride
         to_values += memory_begin * key_stride
-        queries += begin * query_stride + head * K
-        keys += memory_begin * key_stride + head * K
-        values += memory_begin * key_stride + head * V
         to_output += begin * stride + head * V
         logs += head * rows + begin
         deltas += head * rows + begin

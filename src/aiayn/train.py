@@ -25,7 +25,7 @@ from aiayn.batching import rows_of_part
 from aiayn.callbacks import Bar, Dev, Record, Save
 from aiayn.corpus import DataError
 from aiayn.dataset import Dataset
-from aiayn.evaluate import build, evaluate, parameters, teacher_forced_nats
+from aiayn.evaluate import build, can_search, evaluate, parameters, teacher_forced_nats
 from aiayn.lightning_data import LightningUpdates
 from aiayn.lightning_model import LightningTransformer, NonFinite
 from aiayn.linear import compute_with
@@ -73,6 +73,7 @@ def train(run: Config, folder: Path) -> None:
     say: Callable[[str], None] = (lambda message: print(message, flush=True)) if rank == 0 else (lambda message: None)
     if ranks != run.hardware.devices:
         raise ConfigError(f"hardware.devices={run.hardware.devices}: torchrun started {ranks} ranks; start as many")
+    can_search(run.decoding)  # now, and not after hours of training
     compute_with(run.hardware.threads)
     with StopFlag() as stop:
         with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as tell:
