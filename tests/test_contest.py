@@ -25,7 +25,7 @@ def test_contestants_take_turns_in_every_round_and_the_first_round_is_not_counte
     contestants = [
         contest.Contestant(name, "fp32", lambda number, name=name: order.append((number, name)), {}) for name in "AB"
     ]
-    contest.take_turns(contestants, 3, "cpu", training=True)
+    contest.take_turns(contestants, 3, "cpu")
     assert order == [(number, name) for number in range(4) for name in "AB"]
     assert [len(contestant.seconds) for contestant in contestants] == [3, 3]
 
@@ -97,26 +97,27 @@ def test_of_a_compiled_rival_encoder_and_decoder_run_compiled_and_it_computes_th
     assert ran == ["encode", "decode"]
 
 
-def test_a_compiled_rival_takes_part_where_a_compiler_pays(run, monkeypatch):
+def test_a_compiled_rival_takes_part_where_a_compiler_pays(run):
     model = build(run, 25)
-    plain = list(contest._trainable(model, "cpu"))
-    monkeypatch.setattr(contest.tiles, "available", lambda device: False)
-    found = contest._trainable(model, "cuda")
-    assert list(found) == [*plain, "aiayn, compiled", "torch.nn, compiled"]
+    plain = contest._theirs(model, "cpu")
+    assert "torch.nn" in plain
+    assert not any("compiled" in name for name in plain)
+    found = contest._theirs(model, "cuda")
+    assert list(found) == [*plain, "torch.nn, compiled"]
     assert found["torch.nn, compiled"] is found["torch.nn"]  # which contest copies before it compiles
 
 
-def test_tiles_take_part_where_they_can_be_had(run, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "tiled", "expected"),
+    [
+        ("cpu", False, ["aiayn"]),
+        ("cuda", True, ["aiayn", "aiayn, tiles", "aiayn, compiled", "aiayn, tiles, compiled"]),
+        ("cuda", False, ["aiayn", "aiayn, compiled"]),
+    ],
+)
+def test_ours_takes_part_in_every_way_that_there_is(run, monkeypatch, device, tiled, expected):
     monkeypatch.setattr(contest.tiles, "available", lambda device: True)
-    found = contest._trainable(build(run, 25), "cuda")
-    assert {name for name in found if name.startswith("aiayn")} == {
-        *("aiayn", "aiayn, compiled", "aiayn, tiles", "aiayn, tiles, compiled")
-    }
-
-
-def test_where_ten_minutes_do_not_hold_the_rivals_ours_is_measured_alone(run, monkeypatch):
-    monkeypatch.setattr(contest.tiles, "available", lambda device: True)
-    assert list(contest._trainable(build(run, 25), "cuda", against_rivals=False)) == ["aiayn", "aiayn, compiled"]
+    assert list(contest._ours(build(run, 25), device, tiled)) == expected
 
 
 def test_decoding_compares_outputs_before_it_measures(run):

@@ -162,6 +162,31 @@ def test_in_bfloat16_only_products_are_rounded_and_no_gradient_as_a_whole() -> N
     assert not torch.allclose(torch.tensor(1 / tokens).bfloat16().float() * tokens, torch.ones(()), rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_few_rows_at_a_time_have_the_bits_of_all_at_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, wide_vocabulary = 131, 2**17 + 3  # 7 rows at a time, 5 the last time
+    random = torch.Generator().manual_seed(5)
+    hidden = torch.randn(tokens, D, generator=random, requires_grad=True)
+    embedding = torch.randn(wide_vocabulary, D, generator=random, requires_grad=True)
+    target = torch.randint(wide_vocabulary, (tokens,), generator=random)
+    parts, results = [], []
+
+    def counted(logits: Tensor, *rest: object) -> object:
+        parts.append(len(logits))
+        return all_at_once(logits, *rest)  # type: ignore[arg-type]
+
+    all_at_once = module._of_logits
+    for rows in (module._a_few_at_a_time, all_at_once):
+        monkeypatch.setattr(module, "_of_logits", counted)
+        monkeypatch.setattr(module, "_a_few_at_a_time", counted if rows is all_at_once else rows)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss, nats = label_smoothed_cross_entropy(hidden, embedding, target, 0.1)
+        results.append((loss, nats, *torch.autograd.grad(loss, (hidden, embedding))))
+    assert parts == [7] * 18 + [5, tokens]
+    assert all(torch.equal(a, b) for a, b in zip(results[0][2:], results[1][2:], strict=True))
+    torch.testing.assert_close(results[0][:2], results[1][:2])
+
+
 def test_compiled_it_is_one_graph_for_whole_chunks_and_one_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
 

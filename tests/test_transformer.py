@@ -272,6 +272,12 @@ def test_dropout_zeroes_the_share_it_should_and_scales_the_rest(probability: flo
         assert both == pytest.approx((1 - probability) ** 2, abs=0.005)
 
 
+@pytest.mark.parametrize(("probability", "kept"), [(1e-9, True), (1 - 1e-9, False)])
+def test_a_probability_is_never_rounded_to_nothing_or_all(probability: float, kept: bool) -> None:
+    torch.manual_seed(7)
+    assert bool((Dropout(probability)(torch.ones(7, 11)) > 0).all()) == kept
+
+
 def test_dropout_depends_on_the_seed_only() -> None:
     dropout, x = Dropout(0.3), torch.ones(7, 11)
     results = []

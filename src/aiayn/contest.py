@@ -2,10 +2,13 @@
 
 import copy
 import dataclasses
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -55,16 +58,15 @@ def computing(precision: str, device: str, *, training: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def take_turns(contestants: list[Contestant], rounds: int, device: str, *, training: bool) -> None:
+def take_turns(contestants: list[Contestant], rounds: int, device: str) -> None:
     """Times every contestant in every round, one after the other; round 0 warms up and is not counted."""
     for number in range(rounds + 1):
         for contestant in contestants:
-            with computing(contestant.precision, device, training=training):
-                began = time.perf_counter()
-                contestant.run(number)
-                if device == "cuda":
-                    torch.cuda.synchronize()
-                taken = time.perf_counter() - began
+            began = time.perf_counter()
+            contestant.run(number)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            taken = time.perf_counter() - began
             if number:
                 contestant.seconds.append(taken)
             else:
@@ -91,15 +93,94 @@ def synthetic_pairs(config: Config, count: int) -> Pairs:
 def training(config: Config, precisions: list[str], device: str, against_rivals: bool = True) -> dict[str, Any]:
     """Forward, loss, backward, Adam: what each contestant's rounds took, and how far its first result is from ours."""
     rounds, updates = config.bench.rounds, config.bench.updates
-    needed = (rounds + 1) * updates * config.training.tokens_per_update / config.bench.mean_length
+    with _lined_up(partial(_trainers, tiled=against_rivals), against_rivals, config, precisions, device) as contestants:
+        take_turns(contestants, rounds, device)
+    pairs, batches = _updates(config, device)
+    rectangles = [rivals.padded(batch) for batch in batches[updates:]]
+    source = [len(batch.source) for batch in batches[updates:]]
+    target = [len(batch.target) for batch in batches[updates:]]
+    cells = sum(x.source.numel() + x.target_input.numel() for x in rectangles)
+    lengths = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
+    words = config.fidelity.rows(config.data.vocab_size)
+    work = flops.training_flops(config.model, words, sum(source), sum(target), *lengths)
+    return {
+        "unit": "update",
+        "source_tokens": [sum(source[i : i + updates]) for i in range(0, len(source), updates)],
+        "target_tokens": [sum(target[i : i + updates]) for i in range(0, len(target), updates)],
+        "padded_share_of_rivals": 1 - (sum(source) + sum(target)) / cells,
+        "units_a_round": updates,
+        "flops_a_token": work / sum(target),
+        "peak": flops.peak_of(torch.cuda.get_device_name()) if device == "cuda" else None,
+        "lines": [_line(contestant) for contestant in contestants],
+    }
+
+
+def decoding(config: Config, precisions: list[str], device: str, beam_size: int) -> dict[str, Any]:
+    """Search with `beam_size` hypotheses: what each contestant's rounds took, and how many outputs equal ours."""
+    with _lined_up(_searchers, True, config, precisions, device, beam_size) as contestants:
+        take_turns(contestants, config.bench.rounds, device)
+    tokens = config.bench.updates * SENTENCES * OUTPUT_LENGTH
+    return {
+        "unit": "batch",
+        "source_tokens": [tokens] * config.bench.rounds,
+        "target_tokens": [tokens] * config.bench.rounds,
+        "padded_share_of_rivals": 0.0,
+        "units_a_round": config.bench.updates,
+        "lines": [_line(contestant) for contestant in contestants],
+    }
+
+
+@contextmanager
+def _lined_up(
+    line_up: Callable[..., list[Contestant]], against_rivals: bool, config: Config, precisions: list[str], *given: Any
+) -> Iterator[list[Contestant]]:
+    """Ours and the rivals, ready to run, precision by precision.
+
+    On a CPU the rivals are in a process of their own, as their users have them: ours has settings of torch and of the
+    system's memory that would help them too.
+    """
+    with ExitStack() as stack:
+        contestants = line_up(config, precisions, *given, ours=True)
+        if against_rivals and config.hardware.accelerator == "gpu":
+            contestants += line_up(config, precisions, *given, ours=False)
+        elif against_rivals:
+            context = multiprocessing.get_context("spawn")
+            pool = stack.enter_context(ProcessPoolExecutor(1, context))
+            there = pool.submit(_line_up_there, line_up, config, precisions, *given).result()
+            for index, (name, precision, checks, taken) in enumerate(there):
+                run = lambda number, index=index: pool.submit(_run_there, index, number).result()  # noqa: E731
+                contestants.append(Contestant(name, precision, run, checks, warm_up_seconds=taken))
+        yield sorted(contestants, key=lambda contestant: precisions.index(contestant.precision))
+
+
+_there: list[Contestant] = []
+
+
+def _line_up_there(line_up: Callable[..., list[Contestant]], config: Config, *given: Any) -> list[tuple[Any, ...]]:
+    torch.set_num_threads(config.hardware.threads)
+    _there.extend(line_up(config, *given, ours=False))
+    return [(rival.name, rival.precision, rival.checks, rival.warm_up_seconds) for rival in _there]
+
+
+def _run_there(index: int, number: int) -> None:
+    _there[index].run(number)
+
+
+def _updates(config: Config, device: str) -> tuple[Pairs, list[Batch]]:
+    """Random pairs, and the updates of all rounds, the one that warms up included."""
+    count = (config.bench.rounds + 1) * config.bench.updates
+    needed = count * config.training.tokens_per_update / config.bench.mean_length
     pairs = synthetic_pairs(config, int(2 * needed) + 100)
-    plan = epoch_plan(
-        pairs.source_lengths, pairs.target_lengths, config.training.tokens_per_update, config.seed, epoch=0
-    )
-    batches = [gather(pairs, sentences).to(device) for sentences in islice(plan, (rounds + 1) * updates)]
-    assert len(batches) == (rounds + 1) * updates
-    rectangles = [rivals.padded(batch) for batch in batches]
+    lengths = pairs.source_lengths, pairs.target_lengths
+    plan = epoch_plan(*lengths, config.training.tokens_per_update, config.seed, epoch=0)
+    batches = [gather(pairs, sentences).to(device) for sentences in islice(plan, count)]
+    assert len(batches) == count
+    return pairs, batches
+
+
+def _trainers(config: Config, precisions: list[str], device: str, *, tiled: bool, ours: bool) -> list[Contestant]:
     smoothing = config.training.label_smoothing
+    _, batches = _updates(config, device)
 
     def our_loss(module: nn.Module, number: int) -> Tensor:
         assert isinstance(module, Transformer)
@@ -107,6 +188,8 @@ def training(config: Config, precisions: list[str], device: str, against_rivals:
         hidden = module.hidden(batch)
         weight, fused = module.embedding.weight, module.is_fused
         return label_smoothed_cross_entropy(hidden, weight, batch.target, smoothing, fused=fused)[0]
+
+    rectangles = [] if ours else [rivals.padded(batch) for batch in batches]
 
     def their_loss(module: nn.Module, number: int) -> Tensor:
         batch = rectangles[number]
@@ -117,77 +200,49 @@ def training(config: Config, precisions: list[str], device: str, against_rivals:
     reference = _loss_and_gradients(model, our_loss, batches[0], "fp32", device)
     contestants = []
     for precision in precisions:
-        for name, module in _trainable(model, device, against_rivals).items():
+        for name, module in (_ours(model, device, tiled) if ours else _theirs(model, device)).items():
             module = copy.deepcopy(module).to(device).eval()
             if isinstance(module, Transformer):
                 module.in_tiles = TILES in name
             if name.endswith(COMPILED):
                 compile_parts(module, config.training.tokens_per_update)
-            loss = our_loss if name.startswith(OURS) else their_loss
+            loss = our_loss if ours else their_loss
             began = time.perf_counter()
             found = _loss_and_gradients(module, loss, batches[0], precision, device)
             taken = time.perf_counter() - began
-            run = _trainer(module.train(), loss, batches, updates, config)
+            run = _trainer(module.train(), loss, batches, precision, device, config)
             checks = _compare(reference, found, name.removesuffix(COMPILED))
             contestants.append(Contestant(name, precision, run, checks, warm_up_seconds=taken))
-    take_turns(contestants, rounds, device, training=True)
-    counted = slice(updates, None)
-    source = [len(batch.source) for batch in batches[counted]]
-    target = [len(batch.target) for batch in batches[counted]]
-    cells = sum(x.source.numel() + x.target_input.numel() for x in rectangles[counted])
-    padding = 1 - (sum(source) + sum(target)) / cells
-    lengths = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
-    work = flops.training_flops(config.model, len(model.embedding.weight), sum(source), sum(target), *lengths)
-    return {
-        "unit": "update",
-        "source_tokens": [sum(source[i : i + updates]) for i in range(0, len(source), updates)],
-        "target_tokens": [sum(target[i : i + updates]) for i in range(0, len(target), updates)],
-        "padded_share_of_rivals": padding,
-        "units_a_round": updates,
-        "flops_a_token": work / sum(target),
-        "peak": flops.peak_of(torch.cuda.get_device_name()) if device == "cuda" else None,
-        "lines": [_line(contestant) for contestant in contestants],
-    }
+    return contestants
 
 
-def decoding(config: Config, precisions: list[str], device: str, beam_size: int) -> dict[str, Any]:
-    """Search with `beam_size` hypotheses: what each contestant's rounds took, and how many outputs equal ours."""
-    batches = config.bench.updates
+def _searchers(config: Config, precisions: list[str], device: str, beam_size: int, *, ours: bool) -> list[Contestant]:
     random = np.random.default_rng(config.seed)
-    shape = (config.bench.rounds + 1, batches * SENTENCES, OUTPUT_LENGTH - 1)
+    shape = (config.bench.rounds + 1, config.bench.updates * SENTENCES, OUTPUT_LENGTH - 1)
     sources = random.integers(EOS + 1, config.data.vocab_size, shape)
     model = endless(build(config, config.data.vocab_size)).to(device).eval()
     contestants = []
     first = sources[0, :SENTENCES].tolist()
     expected = _our_decode(model, config, "fp32")(first, beam_size)
     for precision in precisions:
-        ours = {OURS: _our_decode(model, config, precision)}
-        if device == "cpu" and precision != "bf16" and COMPILER:
-            ours[f"{OURS}{COMPILED}"] = _our_decode(model, config, precision, compiled=True)
-        theirs = rivals.decoders(model, config.hardware.threads, OUTPUT_LENGTH, precision)
-        for name, decode in {**ours, **theirs}.items():
+        if ours:
+            found = {OURS: _our_decode(model, config, precision)}
+            if device == "cpu" and precision != "bf16" and COMPILER:
+                found[f"{OURS}{COMPILED}"] = _our_decode(model, config, precision, compiled=True)
+        else:
+            found = rivals.decoders(model, config.hardware.threads, OUTPUT_LENGTH, precision)
+        for name, decode in found.items():
+
+            def run(number: int, decode: Decode = decode, precision: str = precision) -> None:
+                with computing(precision, device, training=False):
+                    decode(sources[number].tolist(), beam_size)
+
             with computing(precision, device, training=False):
                 outputs = decode(first, beam_size)
             assert {len(ids) for ids in outputs} == {OUTPUT_LENGTH}, f"{name}: not the same work"
             same = sum(one == other for one, other in zip(outputs, expected, strict=True)) / len(expected)
-            contestants.append(
-                Contestant(
-                    name,
-                    precision,
-                    lambda number, decode=decode: decode(sources[number].tolist(), beam_size) and None,  # type: ignore[misc]
-                    {"equal_outputs": same},
-                )
-            )
-    take_turns(contestants, config.bench.rounds, device, training=False)
-    tokens = batches * SENTENCES * OUTPUT_LENGTH
-    return {
-        "unit": "batch",
-        "source_tokens": [tokens] * config.bench.rounds,
-        "target_tokens": [tokens] * config.bench.rounds,
-        "padded_share_of_rivals": 0.0,
-        "units_a_round": batches,
-        "lines": [_line(contestant) for contestant in contestants],
-    }
+            contestants.append(Contestant(name, precision, run, {"equal_outputs": same}))
+    return contestants
 
 
 def compile_parts(module: nn.Module, tokens: int) -> None:
@@ -210,32 +265,35 @@ def endless(model: Transformer) -> Transformer:
     return model
 
 
-def _trainable(model: Transformer, device: str, against_rivals: bool = True) -> dict[str, nn.Module]:
-    ours, theirs = [OURS], {}
-    if against_rivals:
-        theirs = rivals.trainable(model)
-        ours += [f"{OURS}{TILES}"] if tiles.available(torch.device(device)) else []
-    found = {**dict.fromkeys(ours, model), **theirs}
-    # Where a compiler pays
-    compiled = [*ours, *({"torch.nn"} & {*theirs})] if device == "cuda" else []
-    return found | {f"{name}{COMPILED}": found[name] for name in compiled}
+def _ours(model: Transformer, device: str, tiled: bool) -> dict[str, nn.Module]:
+    """Our ways to train the model, compiled where a compiler pays, and with tiles if asked where they can be had."""
+    names = [OURS, *([f"{OURS}{TILES}"] if tiled and tiles.available(torch.device(device)) else [])]
+    return dict.fromkeys([*names, *(f"{name}{COMPILED}" for name in names if device == "cuda")], model)
+
+
+def _theirs(model: Transformer, device: str) -> dict[str, nn.Module]:
+    found = rivals.trainable(model)
+    return {**found, **({f"torch.nn{COMPILED}": found["torch.nn"]} if device == "cuda" else {})}
 
 
 def _trainer(
     module: nn.Module,
     loss_of: Callable[[nn.Module, int], Tensor],
     batches: list[Batch],
-    updates: int,
+    precision: str,
+    device: str,
     config: Config,
 ) -> Callable[[int], None]:
+    updates = config.bench.updates
     betas = (config.training.adam_beta1, config.training.adam_beta2)
     adam = torch.optim.Adam(module.parameters(), lr=1e-4, betas=betas, eps=config.training.adam_epsilon, fused=True)
 
     def run(round_number: int) -> None:
-        for number in range(round_number * updates, (round_number + 1) * updates):
-            adam.zero_grad()
-            (loss_of(module, number) / len(batches[number].target)).backward()  # type: ignore[no-untyped-call]
-            adam.step()
+        with computing(precision, device, training=True):
+            for number in range(round_number * updates, (round_number + 1) * updates):
+                adam.zero_grad()
+                (loss_of(module, number) / len(batches[number].target)).backward()  # type: ignore[no-untyped-call]
+                adam.step()
 
     return run
 

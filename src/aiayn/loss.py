@@ -25,7 +25,7 @@ def label_smoothed_cross_entropy(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     # Compiled for the first lengths it sees, it may sum in another order for others: a resumed run sees others first
     fused = fused and not torch.are_deterministic_algorithms_enabled()
-    of_logits = _fused() if fused else _of_logits
+    of_logits = _fused() if fused else _a_few_at_a_time if device == "cpu" else _of_logits
     with torch.autocast(device, enabled=False):
         loss, nats = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
             hidden, embedding, target, label_smoothing, torch.is_grad_enabled(), dtype, of_logits
@@ -52,8 +52,9 @@ class _CrossEntropy(torch.autograd.Function):
         share = label_smoothing / (vocab_size - 1)  # expected of each token ...
         extra = 1 - label_smoothing - share  # ... and, on top of that, of the target
         wide = torch.promote_types(embedding.dtype, torch.float32)
+        # (D, 1): a row's logits summed without reading them, and before they are rounded
+        summed = embedding.sum(0, dtype=wide).unsqueeze(1)
         hidden, embedding, whole = hidden.to(dtype), embedding.to(dtype), hidden
-        summed = embedding.sum(0, dtype=wide).unsqueeze(1)  # (D, 1): a row's logits summed without reading them
         nats = torch.zeros((), dtype=torch.float64, device=hidden.device)
         all_nats = torch.zeros_like(nats)  # of every token of the vocabulary, not only of the target
         if with_gradient:
@@ -103,6 +104,26 @@ def _of_logits(
     of_gold = gradient.gather(1, gold) - extra * total
     # Not added where it is wide: a compiler would then have to write out all of it in float32
     return nats, all_nats, total, gradient.to(dtype).scatter_(1, gold, of_gold.to(dtype))
+
+
+def _a_few_at_a_time(
+    logits: Tensor, row_sums: Tensor, gold: Tensor, share: float, extra: float, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The same, of as many rows at a time as a CPU's cache holds; the gradient stands where the logits stood."""
+    few = max(1, 2**20 // logits.size(1))
+    if len(logits) <= few:
+        return _of_logits(logits, row_sums, gold, share, extra, with_gradient)
+    nats, all_nats = (torch.zeros((), dtype=torch.float64) for _ in range(2))
+    totals = []
+    for start in range(0, len(logits), few):
+        part, sums, of_part = (x[start : start + few] for x in (logits, row_sums, gold))
+        nats_of_part, all_nats_of_part, total, gradient = _of_logits(part, sums, of_part, share, extra, with_gradient)
+        nats += nats_of_part
+        all_nats += all_nats_of_part
+        totals.append(total)
+        if gradient is not None and part.dtype != sums.dtype:  # or else it stands there already
+            part.copy_(gradient)
+    return nats, all_nats, torch.cat(totals), logits if with_gradient else None
 
 
 @cache
