@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aiayn import loss as module
+from aiayn.linear import KEPT, STEP
 from aiayn.loss import label_smoothed_cross_entropy
 
 T, D, V = 263, 7, 31  # more tokens than one chunk of logits has rows, not a multiple of it
@@ -164,27 +165,50 @@ def test_in_bfloat16_only_products_are_rounded_and_no_gradient_as_a_whole() -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_few_rows_at_a_time_have_the_bits_of_all_at_once(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, wide_vocabulary = 131, 2**17 + 3  # 7 rows at a time, 5 the last time
+    tokens, wide_vocabulary = 131, 2**17 + 3  # 7 rows at a time, fewer the last time
     random = torch.Generator().manual_seed(5)
     hidden = torch.randn(tokens, D, generator=random, requires_grad=True)
     embedding = torch.randn(wide_vocabulary, D, generator=random, requires_grad=True)
     target = torch.randint(wide_vocabulary, (tokens,), generator=random)
-    parts, results = [], []
+    parts: list[list[int]] = []
+    results = []
 
     def counted(logits: Tensor, *rest: object) -> object:
-        parts.append(len(logits))
+        parts[-1].append(len(logits))
         return all_at_once(logits, *rest)  # type: ignore[arg-type]
 
     all_at_once = module._of_logits
     for rows in (module._a_few_at_a_time, all_at_once):
+        parts.append([])
         monkeypatch.setattr(module, "_of_logits", counted)
         monkeypatch.setattr(module, "_a_few_at_a_time", counted if rows is all_at_once else rows)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             loss, nats = label_smoothed_cross_entropy(hidden, embedding, target, 0.1)
         results.append((loss, nats, *torch.autograd.grad(loss, (hidden, embedding))))
-    assert parts == [7] * 18 + [5, tokens]
+    assert [sum(part) for part in parts] == [tokens, tokens]
+    assert max(parts[0]) == 7 < max(parts[1])
     assert all(torch.equal(a, b) for a, b in zip(results[0][2:], results[1][2:], strict=True))
     torch.testing.assert_close(results[0][:2], results[1][:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocab_size", "d_model"), [(37_003, 512), (8_009, 128), (10_007, 1024), (2_003, 24)])
+def test_on_a_cpu_no_piece_is_larger_than_memory_that_is_kept(
+    dtype: torch.dtype, vocab_size: int, d_model: int
+) -> None:
+    rows, words = module._chunk(torch.empty(vocab_size, d_model, dtype=dtype, device="cpu"))
+    assert rows % STEP == 0  # as oneDNN's products want them
+    assert rows * vocab_size * dtype.itemsize <= KEPT
+    assert min(words, vocab_size) * d_model * max(dtype.itemsize, 4) <= KEPT
+
+
+def test_a_gradient_summed_some_words_at_a_time_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (*example(), 0.1)
+    gradients = []
+    for words in (V, 7):
+        monkeypatch.setattr(module, "_chunk", lambda embedding, words=words: (128, words))
+        gradients.append(torch.autograd.grad(label_smoothed_cross_entropy(*arguments)[0], arguments[1])[0])
+    torch.testing.assert_close(gradients[0], gradients[1])
 
 
 def test_compiled_it_is_one_graph_for_whole_chunks_and_one_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

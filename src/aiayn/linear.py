@@ -13,7 +13,9 @@ from torch import Tensor, nn
 # T rows, one a token; I inputs; O outputs
 
 STEP = 64
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # as malloc.h numbers them
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+KEPT = 2**25
+"""Bytes of the largest piece of memory that glibc keeps when it is freed: larger ones are new each time."""
 INT8_PAYS = 2**18  # elements of a weight; smaller products take longer in 8 bits than in 32
 ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
@@ -22,10 +24,10 @@ def compute_with(threads: int) -> None:
     """Lets this process's products use so many threads, and their results the memory of those before them."""
     torch.set_num_threads(threads)
     gc.freeze()  # what is imported by now stays: the collector need not look through it again and again
-    # glibc gives back to the system what was freed, large pieces at once, and asks it for zeroed pages again: a fifth
-    # of the time of decoding, a third of that of training with a large vocabulary
+    # glibc gives back to the system what was freed, and asks it for zeroed pages again: a fifth of the time of decoding
+    # M_MMAP_MAX=0 would keep pieces of any size, but small ones then settle in their place: 4 GB more in 240 updates
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_MMAP_THRESHOLD, KEPT)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 

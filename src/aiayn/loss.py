@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiayn.linear import product, transposed_product
+from aiayn.linear import KEPT, STEP, product, transposed_product
 
 # T target tokens of all sentences, packed; D d_model; V vocabulary; R rows of logits that exist at a time
 
@@ -60,8 +60,7 @@ class _CrossEntropy(torch.autograd.Function):
         if with_gradient:
             to_hidden = torch.empty_like(whole)
             to_embedding = torch.zeros_like(embedding, dtype=wide)
-        # A CPU wants them in its cache, but not to add to a large embedding too often; a GPU wants many
-        rows = (128 if embedding.numel() < 2**19 else 512) if hidden.device.type == "cpu" else 4096
+        rows, words = _chunk(embedding)
         for start in range(0, len(target), rows):
             part = hidden[start : start + rows]  # (R, D)
             gold = target[start : start + rows].unsqueeze(1)  # (R, 1)
@@ -73,7 +72,10 @@ class _CrossEntropy(torch.autograd.Function):
             all_nats += all_nats_of_part
             if gradient is not None:  # the row's total leaves with the narrower side
                 to_hidden[start : start + rows] = product(gradient, embedding.t()) / total
-                to_embedding += transposed_product(gradient, (part / total).to(dtype))
+                part = (part / total).to(dtype)
+                for word in range(0, vocab_size, words):
+                    some = slice(word, word + words)
+                    to_embedding[some] += transposed_product(gradient[:, some].contiguous(), part)
         if with_gradient:
             ctx.save_for_backward(to_hidden, to_embedding)
         ctx.mark_non_differentiable(nats)
@@ -83,6 +85,18 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
         to_hidden, to_embedding = ctx.saved_tensors
         return to_hidden * gradient, to_embedding * gradient, None, None, None, None, None
+
+
+def _chunk(embedding: Tensor) -> tuple[int, int]:
+    """How many rows of logits to have at a time, and of how many words the embedding's gradient."""
+    vocab_size, d_model = embedding.shape
+    if embedding.device.type != "cpu":
+        return 4096, vocab_size
+    if embedding.numel() < 2**19:
+        return 128, vocab_size  # all in its cache
+    # No piece larger than what is kept, those in float32 included: to get new memory takes longer than to fill it
+    rows = KEPT // (embedding.itemsize * vocab_size)
+    return max(STEP, rows // STEP * STEP), max(1, KEPT // (max(embedding.itemsize, 4) * d_model))
 
 
 def _of_logits(
