@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 STEP = 64
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
-KEPT = 2**25
-"""Bytes of the largest piece of memory that glibc keeps when it is freed: larger ones are new each time."""
+KEPT = 2**25 - 2**12
+"""Bytes of the largest tensor whose memory glibc keeps when it is freed: that of larger ones is new each time."""
 INT8_PAYS = 2**18  # elements of a weight; smaller products take longer in 8 bits than in 32
 ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
@@ -27,7 +27,7 @@ def compute_with(threads: int) -> None:
     # glibc gives back to the system what was freed, and asks it for zeroed pages again: a fifth of the time of decoding
     # M_MMAP_MAX=0 would keep pieces of any size, but small ones then settle in their place: 4 GB more in 240 updates
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(M_MMAP_THRESHOLD, KEPT)
+        mallopt(M_MMAP_THRESHOLD, 2**25)  # no more is taken
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
