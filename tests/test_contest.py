@@ -1,6 +1,7 @@
 """The contest: everybody in turn, on the same sentences, doing the same work."""
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -28,6 +29,22 @@ def test_contestants_take_turns_in_every_round_and_the_first_round_is_not_counte
     contest.take_turns(contestants, 3, "cpu")
     assert order == [(number, name) for number in range(4) for name in "AB"]
     assert [len(contestant.seconds) for contestant in contestants] == [3, 3]
+
+
+def of_this_process(run, precisions, *, ours):
+    """A contestant in the first precision, or if it is a rival in the second; its seventh round fails."""
+    return [contest.Contestant(str(os.getpid()), precisions[0 if ours else 1], lambda number: 1 // (number - 7), {})]
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "gpu"])
+def test_on_a_cpu_rivals_are_in_a_process_of_their_own(run, accelerator):
+    run = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, accelerator=accelerator))
+    with contest._lined_up(of_this_process, True, run, ["fp32", "bf16"]) as (ours, theirs):
+        assert ours.name == str(os.getpid())
+        assert (theirs.name == ours.name) == (accelerator == "gpu")
+        theirs.run(3)
+        with pytest.raises(ZeroDivisionError):  # it really runs there
+            theirs.run(7)
 
 
 def test_a_precision_holds_inside_and_is_gone_afterwards():
