@@ -189,6 +189,11 @@ def test_a_few_rows_at_a_time_have_the_bits_of_all_at_once(dtype: torch.dtype, m
     assert max(parts[0]) == 7 < max(parts[1])
     assert all(torch.equal(a, b) for a, b in zip(results[0][2:], results[1][2:], strict=True))
     torch.testing.assert_close(results[0][:2], results[1][:2])
+    with torch.no_grad():  # control: weights that are a little larger have other bits
+        embedding *= 1.01
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        other = label_smoothed_cross_entropy(hidden, embedding, target, 0.1)[0]
+    assert not torch.equal(torch.autograd.grad(other, hidden)[0], results[1][2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

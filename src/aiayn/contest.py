@@ -148,12 +148,16 @@ def _lined_up(
             pool = stack.enter_context(ProcessPoolExecutor(1, context))
             there = pool.submit(_line_up_there, line_up, config, precisions, *given).result()
             for index, (name, precision, checks, taken) in enumerate(there):
-                run = lambda number, index=index: pool.submit(_run_there, index, number).result()  # noqa: E731
+                run = partial(_asked_to_run, pool, index)
                 contestants.append(Contestant(name, precision, run, checks, warm_up_seconds=taken))
         yield sorted(contestants, key=lambda contestant: precisions.index(contestant.precision))
 
 
-_there: list[Contestant] = []
+def _asked_to_run(pool: ProcessPoolExecutor, index: int, number: int) -> None:
+    pool.submit(_run_there, index, number).result()
+
+
+_there: list[Contestant] = []  # in the rivals' process
 
 
 def _line_up_there(line_up: Callable[..., list[Contestant]], config: Config, *given: Any) -> list[tuple[Any, ...]]:
