@@ -4,13 +4,14 @@ import json
 import math
 import os
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from aiayn import callbacks, checkpoint, progress, storage
-from aiayn.callbacks import Bar, Dev, Record, Save
+from aiayn.callbacks import Bar, Dev, Save
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import NonFinite
 from aiayn.signals import Interrupted, StopFlag
@@ -52,6 +53,9 @@ def run(trainer, parts, numbers) -> None:
     for number in numbers:
         for part in parts:
             part.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
+
+
+Record = partial(callbacks.Record, device="cpu", devices=3)
 
 
 def rows(path) -> list[dict]:

@@ -21,7 +21,7 @@ def put(run: Config, row: str, sha256: str, lines: int, result_of: Any) -> Path:
     """A finished run on a corpus of that hash, with so many translations."""
     trained = config.scaled(dataclasses.replace(config.rows()[row], scale=run.scale, data=run.data))
     folder = config.sweep_folder(run) / row / "seed1"
-    storage.write_json(folder / "result.json", {**result_of(trained), "sha256": {"data": sha256}})
+    storage.write_json(folder / "result.json", {**result_of(trained), "sha256": {"data": sha256, "tokenizer": "t"}})
     storage.write_text(folder / "translations.txt", "1 2 3\n" * lines)
     return folder
 
