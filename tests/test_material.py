@@ -33,6 +33,9 @@ def test_only_translations_of_this_corpus_and_as_many_as_its_sentences_are_count
     put(run, "a_h4", here, 40, result_of)
     found = material.gather(run)
     assert set(found.counts) == {("base", 1)}
+    # Most are on the text that is here: the one on other text is in no figure, and named
+    assert set(found.runs) == {("base", 1), ("a_h4", 1)}
+    assert [name for name, status, _ in found.table.notes if status == "stale"] == ["a_h1 seed 1"]
     assert found.counts["base", 1].shape == (41, 10)
     assert (len(found.sources), len(found.references), found.missing) == (41, 41, "")
 

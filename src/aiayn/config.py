@@ -130,6 +130,17 @@ def sweep_folder(config: Config) -> Path:
     return Path(config.output) / f"{setting(config)}-{config.scale.name}"
 
 
+def in_other_precisions(config: Config) -> str:
+    """How to ask for runs that are there, but in another precision than the one asked for; empty when none are."""
+    others = {
+        precision: dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, precision=precision))
+        for precision in PRECISIONS
+        if precision != config.hardware.precision
+    }
+    found = [f"hardware.precision={precision}" for precision, run in others.items() if sweep_folder(run).exists()]
+    return f"; there are runs with {' and '.join(found)}" if found else ""
+
+
 def corpus_name(config: Config) -> str:
     """`data.name`, and the tokenizer behind it where it is the paper's: perplexities of two are never in one table."""
     return config.data.name + (".paper" if config.tokenizer == "paper" else "")

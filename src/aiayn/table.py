@@ -14,3 +14,5 @@ def main(run: Config) -> None:
     table = results.table(run, runs)
     text = report.render(table, run.format, Console() if run.format == "terminal" else None)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    if not runs and (others := config.in_other_precisions(run)):
+        print(f"aiayn: {config.sweep_folder(run)} has no runs{others}", file=sys.stderr)

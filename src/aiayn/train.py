@@ -93,14 +93,14 @@ def train(run: Config, folder: Path) -> None:
                 module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
             say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
         with view(run, folder, rank) as show:
+            device, devices = devices_at_work(run)
             record = Record(
                 folder / "metrics.jsonl",
                 module.updates_done,
                 show,
                 writes=rank == 0,
-                device=device_name(run),
-                # A core is a device of a CPU: its peak is known
-                devices=ranks * (run.hardware.threads if run.hardware.accelerator == "cpu" else 1),
+                device=device,
+                devices=devices,
             )
             if module.updates_done < run.training.max_steps:
                 fit(run, folder, module, dataset, record, ranks, stop)
@@ -242,7 +242,7 @@ def finish(
             "cores": os.cpu_count(),
             "threads": run.hardware.threads,
             "devices": run.hardware.devices,
-            "accelerator": device_name(run),
+            "accelerator": record.device,
         },
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -250,9 +250,12 @@ def finish(
     print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {figures['bleu']['sacrebleu']:.2f}", flush=True)
 
 
-def device_name(run: Config) -> str:
-    """What a run computes on: `cpu`, or the GPU's own name."""
-    return torch.cuda.get_device_name() if run.hardware.accelerator == "gpu" else "cpu"
+def devices_at_work(run: Config) -> tuple[str, int]:
+    """What a run computes on and how many of them: GPUs by their own name, or `cpu` and the cores of all ranks."""
+    hardware = run.hardware
+    if hardware.accelerator == "gpu":
+        return torch.cuda.get_device_name(), hardware.devices
+    return "cpu", hardware.devices * hardware.threads
 
 
 def versions() -> dict[str, str]:
