@@ -30,7 +30,7 @@ import offline  # noqa: F401
 import pytest
 import torch
 
-from aiayn import config
+from aiayn import config, prepare
 
 torch.set_num_threads(1)
 
@@ -118,8 +118,11 @@ def result_of() -> Callable[[config.Config], dict[str, Any]]:
     def made_up(run: config.Config) -> dict[str, Any]:
         dev = {"ppl": 2.0, "bits_per_character": 1.0, "bleu": {"paper": 3.0, "sacrebleu": 5.0, "intl": 7.0}}
         names = {"experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "data": config.setting(run)}
-        counts = {"params": 11, "params_at_40960_rows": 13, "steps": 17, "train_seconds": 19.0}
-        return {"schema": 1, "status": "finished", "config": dataclasses.asdict(run), "dev": dev, **names, **counts}
+        counts = {"params": 11, "params_at_40960_rows": 13, "steps": 17}
+        times = {"train_seconds": 19.0, "device_seconds": {"cpu": 38.0}}
+        hashes = {"data": prepare.sha256(run) or "d" * 64, "tokenizer": "7" * 64}
+        made = {"schema": 1, "status": "finished", "config": dataclasses.asdict(run), "sha256": hashes, "dev": dev}
+        return {**made, **names, **counts, **times}
 
     return made_up
 

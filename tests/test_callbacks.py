@@ -4,13 +4,14 @@ import json
 import math
 import os
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from aiayn import callbacks, checkpoint, progress, storage
-from aiayn.callbacks import Bar, Dev, Record, Save
+from aiayn.callbacks import Bar, Dev, Save
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import NonFinite
 from aiayn.signals import Interrupted, StopFlag
@@ -54,6 +55,9 @@ def run(trainer, parts, numbers) -> None:
             part.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
 
 
+Record = partial(callbacks.Record, device="cpu", devices=3)
+
+
 def rows(path) -> list[dict]:
     return [json.loads(line) for line in storage.read_lines(path)]
 
@@ -94,6 +98,31 @@ def test_a_resume_cuts_the_record_to_what_the_checkpoint_has_and_goes_on_from_th
     assert [row["step"] for row in found] == list(range(1, LAST + 1))
     assert [row["seconds"] for row in found] == sorted(row["seconds"] for row in found)
     assert record.target_tokens == 13 * LAST
+
+
+def test_the_seconds_of_each_kind_of_device_add_up_over_sessions_with_other_numbers_of_them(
+    trainer, tmp_path, monkeypatch
+):
+    path, now = tmp_path / "metrics.jsonl", [1000.0]
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    sessions = [("H200", 8, range(3), 5.0), ("H200", 2, range(3, 5), 7.0), ("cpu", 3, range(5, LAST), 11.0)]
+    for device, count, numbers, seconds_each in sessions:
+        record = Record(path, numbers.start, lambda row: None, writes=True, device=device, devices=count)
+        record.on_train_start(trainer, MODULE)
+        for number in numbers:
+            now[0] += seconds_each
+            run_one(trainer, record, number)
+        run_one(trainer, record, numbers.stop)  # an update that no checkpoint has: it is made again
+        record.flush()
+        now[0] += 13.0  # until the next session
+    last = Record(path, LAST, lambda row: None, writes=True)
+    assert last.device_seconds == {"H200": 8 * 3 * 5.0 + 2 * 2 * 7.0, "cpu": 3 * 2 * 11.0}
+    assert last.seconds == 3 * 5.0 + 2 * 7.0 + 2 * 11.0
+    assert 3 * last.seconds != sum(last.device_seconds.values())  # control: nor are they the last session's devices
+
+
+def run_one(trainer, record, number) -> None:
+    record.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
 
 
 def test_only_one_rank_writes(trainer, tmp_path):

@@ -18,20 +18,20 @@ from aiayn.results import Run, Table
 
 Figure = Callable[[str, int], float]
 
-SCALE = config.compose_row("scale=mini").scale
+RUN = config.compose_row("scale=mini")
 WORDS = ["der", "die", "das", "ein", "eine", "Licht", "Raum", "Haus", "Tür", "Fenster", "an", "aus", "auf", "zu"]
 
 
 def table(seeds: int, ppl: Figure, score: Figure) -> Table:
     """Made-up results of all rows under so many seeds."""
     runs = []
-    for row, line in config.rows().items():
+    for row in config.ROWS:
+        trained = config.row(row, RUN)
         for seed in range(1, seeds + 1):
-            trained = config.scaled(dataclasses.replace(line, scale=SCALE, seed=seed))
             dev = {"ppl": ppl(row, seed), "bleu": {"paper": score(row, seed)}}
             result: dict[str, Any] = {"config": dataclasses.asdict(trained), "dev": dev}
             runs.append(Run(row, seed, "finished", "", result, 1))
-    return results.table(config.rows(), runs, SCALE, "tiny")
+    return results.table(RUN, runs)
 
 
 def noise(seed: int, size: float = 0.01) -> Callable[[], float]:
@@ -165,6 +165,42 @@ def test_no_difference_found_is_not_equality() -> None:
     assert found.interval is not None
     assert found.interval[0] < 0 < found.interval[1]
     assert found.verdict == "undecided"
+
+
+def test_a_p_value_is_two_sided() -> None:
+    """Of two rows alone, so that one hypothesis is tested and nothing is corrected."""
+    draw, rows = noise(31, 0.02), ("d_dropout00", "base")
+    made = table(4, lambda row, _: 30 * math.exp(draw() + 0.02 * (row == rows[0])), lambda *_: 20.0)
+    kept = tuple(line if line.name in rows else dataclasses.replace(line, runs=()) for line in made.lines)
+    made = dataclasses.replace(made, lines=kept)
+    (found,) = [f for f in claims.check(made, {}) if f.p is not None]
+    ours = {
+        line.name: [-math.log(result["dev"]["ppl"]) for result in line.finished] for line in kept if line.name in rows
+    }
+    theirs = stats.ttest_ind(ours["base"], ours["d_dropout00"], equal_var=False)
+    assert 0.001 < theirs.pvalue < 0.5
+    assert found.p == pytest.approx(theirs.pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize(("hypothesis", "outside"), [(HYPOTHESES[0], 2.5), (HYPOTHESES[-1], 5.0)])
+def test_the_interval_over_sentences_is_of_95_percent_and_for_equality_of_90(
+    papers_counts, hypothesis, outside
+) -> None:
+    """Two one-sided tests at 5 % each leave out 5 % on either side."""
+    assert (hypothesis.metric, hypothesis.equal) == ("BLEU", outside == 5.0)
+    found = next(f for f in claims.check(like_the_paper(3), papers_counts) if f.hypothesis == hypothesis)
+    number = len(papers_counts["base", 1])
+    draws = np.random.default_rng(37).multinomial(number, np.full(number, 1 / number), 4000)
+    worse, better = ([claims.bleu_of_counts(drawn @ papers_counts[row, 1]) for drawn in draws]
+                     for row in hypothesis.rows)  # fmt: skip
+    effects = np.array(better) - np.array(worse)
+    assert found.sentences is not None
+    wide = found.sentences[1] - found.sentences[0]
+    percentiles = {share: np.percentile(effects, [share, 100 - share]) for share in (2.5, 5.0)}
+    widths = {share: high - low for share, (low, high) in percentiles.items()}
+    assert wide == pytest.approx(widths[outside], rel=0.07)
+    (other,) = set(widths) - {outside}
+    assert wide != pytest.approx(widths[other], rel=0.07)  # control: the two can be told apart
 
 
 def test_a_verdict_on_bleu_needs_the_sentences_too(papers_counts) -> None:

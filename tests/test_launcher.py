@@ -297,7 +297,7 @@ def test_rows_that_raise_go_nan_exit_crash_are_killed_or_hang_stop_nobody_and_a_
     printed = capsys.readouterr().out
     assert "6 of 8 runs failed" in printed
     assert len(re.findall(r"seed [18]  finished", printed)) == 2
-    (line,) = table(config.rows(), read_runs(config.sweep_folder(seeds[0])), seeds[0].scale, "tiny").lines[:1]
+    (line,) = table(seeds[0], read_runs(config.sweep_folder(seeds[0]))).lines[:1]
     notes = {name: detail for name, status, detail in line.notes if status == "failed"}
     for seed, (_, cause) in BAD.items():
         (row,) = (row for row in printed.splitlines() if f"seed {seed}  failed" in row)

@@ -50,7 +50,8 @@ def put(folder: Path, run: Config, ppl: float, dataset: Dataset, lines: list[str
         "status": "finished", "config": dataclasses.asdict(run), "params": 480_001, "params_at_40960_rows": 3_000_001,
         "steps": run.training.max_steps, "train_seconds": 73.0, "target_tokens": 12_345,
         "dev": {"ppl": ppl, "bits_per_character": 1.7, "bleu": bleu, "bleu_ci95": [24, 26], "signatures": {HOSTILE: 1}},
-        "sha256": {"data": dataset.sha256, "checkpoint": "c0ffee"}, "versions": {"torch": HOSTILE},
+        "device_seconds": {"cpu": 146.0},
+        "sha256": {"data": dataset.sha256, "tokenizer": "7", "checkpoint": "c0ffee"}, "versions": {"torch": HOSTILE},
         "target_tokens_per_second": 169.1, "hardware": {"cores": 2}, "finished_at": HOSTILE,
     }  # fmt: skip
     storage.write_json(folder / "result.json", result)

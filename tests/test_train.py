@@ -92,6 +92,18 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(t
         train.train(toy_run, folder)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("hardware.devices=2", "hardware.threads=3"), ("cpu", 6)),
+        (("hardware=gpu", "hardware.devices=5", "hardware.threads=7"), ("NVIDIA H200", 5)),
+    ],
+)
+def test_the_devices_at_work_are_gpus_or_the_cores_of_all_ranks(words, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert train.devices_at_work(config.compose_row(*words)) == expected
+
+
 def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_path, aiayn):
     """With dropout, whose masks do not depend on which rank has a sentence."""
     states = []
@@ -103,6 +115,9 @@ def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_pa
         else:
             aiayn("train", *words)
         states.append(final_state(config.run_folder(run)))
+        result = json.loads((config.run_folder(run) / "result.json").read_text())
+        assert result["device_seconds"] == {"cpu": pytest.approx(devices * result["train_seconds"], abs=0.01)}
+        assert result["train_seconds"] > 0.02  # control: one rank and two can be told apart
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     words[-1] = f"output={tmp_path}/torchrun"
     subprocess.run([*torchrun, "-m", "aiayn", "train", *words], check=True, capture_output=True)

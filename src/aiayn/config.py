@@ -20,6 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from aiayn.schema import ROWS, Config, ConfigError, checked, in_range, meaning, nearest
 
+# How a folder and a table name the precision of their runs.
+PRECISIONS = {"32-true": "", "64-true": ".fp64", "bf16-mixed": ".bf16"}
+
 
 def register() -> None:
     """Makes `experiments/` a Hydra group and `sweeps/` primary configs, without headers in the files."""
@@ -123,8 +126,19 @@ def run_folder(config: Config) -> Path:
 
 
 def sweep_folder(config: Config) -> Path:
-    """`<output>/<data>-<scale>`: where all rows of one table lie."""
+    """`<output>/<data>-<scale>`, its data with all of `setting`: where all rows of one table lie."""
     return Path(config.output) / f"{setting(config)}-{config.scale.name}"
+
+
+def in_other_precisions(config: Config) -> str:
+    """How to ask for runs that are there, but in another precision than the one asked for; empty when none are."""
+    others = {
+        precision: dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, precision=precision))
+        for precision in PRECISIONS
+        if precision != config.hardware.precision
+    }
+    found = [f"hardware.precision={precision}" for precision, run in others.items() if sweep_folder(run).exists()]
+    return f"; there are runs with {' and '.join(found)}" if found else ""
 
 
 def corpus_name(config: Config) -> str:
@@ -133,8 +147,14 @@ def corpus_name(config: Config) -> str:
 
 
 def setting(config: Config) -> str:
-    """The corpus's name, and the fidelity behind it where it is not the paper's: that is another table, too."""
-    return corpus_name(config) + ("" if config.fidelity.name == "paper" else f".{config.fidelity.name}")
+    """The corpus's name; behind it fidelity and precision, where they are not the paper's and 32 bits: other tables."""
+    fidelity = "" if config.fidelity.name == "paper" else f".{config.fidelity.name}"
+    return corpus_name(config) + fidelity + PRECISIONS[config.hardware.precision]
+
+
+def corpus_settings(name: str) -> dict[str, Any]:
+    """The data settings of `conf/data/<name>.yaml`."""
+    return dict(_read_folder("conf", "data")[name])
 
 
 def variation(config: Config) -> str:

@@ -11,7 +11,7 @@ import torch
 from aiayn import checkpoint, cores, jobs, kernels, metrics, progress, storage, table2
 from aiayn.batching import evaluation_batches, gather
 from aiayn.beam_search import Hypothesis, translate_ids
-from aiayn.config import decoded_as_its_row, run_folder, variation
+from aiayn.config import decoded_as_its_row, in_other_precisions, run_folder, variation
 from aiayn.dataset import Dataset, Pairs
 from aiayn.linear import ONEDNN, compute_with
 from aiayn.loss import label_smoothed_cross_entropy
@@ -137,6 +137,7 @@ def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
     if not paths:
         raise ConfigError(
             f"experiment={config.experiment}: nothing is trained in {folder}; train it with the same words"
+            f"{in_other_precisions(config)}"
         )
     if len(paths) < config.average:
         raise ConfigError(

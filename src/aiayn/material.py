@@ -30,7 +30,7 @@ class Material:
 def gather(run: Config) -> Material:
     """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out."""
     folder = config.sweep_folder(run)
-    table = results.table(config.rows(run.fidelity.name), results.read_runs(folder), run.scale, config.setting(run))
+    table = results.table(run, results.read_runs(folder))
     named = [(line.name, found) for line in table.lines for found in line.runs]
     read = {
         (row, found.seed): curves.read(folder / row / f"seed{found.seed}")

@@ -26,6 +26,7 @@ _FACTS = {
     "dev.bleu_ci95": "sacreBLEU, 95 % over sentences",
     "dev.signatures": "BLEU signatures",
     "train_seconds": "seconds of training",
+    "device_seconds": "seconds of training, times devices (of a CPU: cores)",
     "target_tokens": "target tokens seen",
     "target_tokens_per_second": "target tokens a second",
     "hardware": "hardware",

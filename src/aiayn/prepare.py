@@ -1,5 +1,6 @@
 """`aiayn prepare`: the corpus that the configuration names, downloaded, verified, cleaned, cut and encoded."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,15 @@ def prepare(config: Config, tell: Callable[[str], None], heed: Callable[[], None
 def folder(config: Config) -> Path:
     """Where the encoded corpus lies or will lie."""
     return Path(config.prepared) / corpus_name(config)
+
+
+def sha256(config: Config) -> str | None:
+    """The hash of the prepared corpus as its manifest has it; None where none is prepared."""
+    try:
+        manifest = json.loads((folder(config) / "manifest.json").read_bytes())
+        return str(manifest["sha256"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def downloaded(data: Data) -> wmt.Corpus | None:

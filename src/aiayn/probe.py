@@ -78,7 +78,7 @@ class Stopwatch(Record):
     """Ends a training when its updates after the warm-up have taken so many seconds; writes nothing."""
 
     def __init__(self, folder: Path, seconds: float, together: Callable[[], object]) -> None:
-        super().__init__(folder / "metrics.jsonl", 0, lambda row: None, writes=False)
+        super().__init__(folder / "metrics.jsonl", 0, lambda row: None, writes=False, device="", devices=1)
         self.limit, self.together = seconds, together
         self.updates = 0
         self.first = self.inside = self.outside = self.began = self.taken = 0.0

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from aiayn.columns import STATUS, Cell, Column, columns_of, number_text, rows_of, value_text
-from aiayn.results import DEFINITION, Run, Table, comparable, factors, look_up
+from aiayn.results import DEFINITION, PAPER_DATA, Run, Table, comparable, factors, look_up, unlike
 from aiayn.schema import Config
 
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
@@ -41,7 +41,7 @@ def row_line(config: Config, run: Run) -> str:
     ppl, bleu = (
         number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
     )
-    paper = config.paper if comparable(config.scale, config.data.name) else None
+    paper = config.paper if comparable(config.scale, dataclasses.asdict(config.data)) else None
     their_ppl, their_bleu = (f" (paper {paper.ppl:.2f})", f" (paper {paper.bleu:.1f})") if paper else ("", "")
     return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"
 
@@ -61,7 +61,8 @@ def caption(table: Table) -> str:
     seeds = ", ".join(map(str, table.seeds)) or "none finished"
     deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
     sentences = [
-        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.",
+        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.{_settings(table)}"
+        f" Precision: {look_up(table.reference, 'config.hardware.precision')}.",
         f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
         "diff is ours minus the paper's.",
         ""
@@ -77,8 +78,15 @@ def caption(table: Table) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
+def _settings(table: Table) -> str:
+    """How text of the paper's name is not the paper's; other text has another name."""
+    data = look_up(table.reference, "config.data")
+    others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
+    return f" Not as in the paper: {'; '.join(others)}." if others else ""
+
+
 def _vocabulary(table: Table) -> str:
-    if table.data.removesuffix(".released_code").endswith(".paper"):
+    if look_up(table.reference, "config.tokenizer") == "paper":
         return "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
     return "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
 
@@ -163,9 +171,9 @@ def _csv(table: Table) -> str:
             name = key.removeprefix("dev.").replace(".", "_")
             record |= {name: value and value.mean, f"{name}_deviation": value and value.deviation}
         record |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
-        record |= {"data": table.data, "scale": table.scale.name} | {
-            f"scale_{name}": factor for name, factor in factors(table.scale).items()
-        }
+        record |= {"data": table.data, "precision": look_up(table.reference, "config.hardware.precision")}
+        record |= {"comparable": table.comparable, "scale": table.scale.name}
+        record |= {f"scale_{name}": factor for name, factor in factors(table.scale).items()}
         record |= {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
         records.append(record)
     text = io.StringIO()

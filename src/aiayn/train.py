@@ -93,7 +93,15 @@ def train(run: Config, folder: Path) -> None:
                 module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
             say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
         with view(run, folder, rank) as show:
-            record = Record(folder / "metrics.jsonl", module.updates_done, show, writes=rank == 0)
+            device, devices = devices_at_work(run)
+            record = Record(
+                folder / "metrics.jsonl",
+                module.updates_done,
+                show,
+                writes=rank == 0,
+                device=device,
+                devices=devices,
+            )
             if module.updates_done < run.training.max_steps:
                 fit(run, folder, module, dataset, record, ranks, stop)
             if rank == 0:
@@ -220,6 +228,7 @@ def finish(
         "source_tokens": record.source_tokens,
         "target_tokens": record.target_tokens,
         "train_seconds": round(record.seconds, 3),
+        "device_seconds": {device: round(passed, 3) for device, passed in record.device_seconds.items()},
         "target_tokens_per_second": round(record.target_tokens / record.seconds, 1),
         "dev": figures,
         "sha256": {
@@ -233,12 +242,20 @@ def finish(
             "cores": os.cpu_count(),
             "threads": run.hardware.threads,
             "devices": run.hardware.devices,
-            "accelerator": torch.cuda.get_device_name() if run.hardware.accelerator == "gpu" else "cpu",
+            "accelerator": record.device,
         },
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     storage.write_json(folder / "result.json", result)
     print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {figures['bleu']['sacrebleu']:.2f}", flush=True)
+
+
+def devices_at_work(run: Config) -> tuple[str, int]:
+    """What a run computes on and how many of them: GPUs by their own name, or `cpu` and the cores of all ranks."""
+    hardware = run.hardware
+    if hardware.accelerator == "gpu":
+        return torch.cuda.get_device_name(), hardware.devices
+    return "cpu", hardware.devices * hardware.threads
 
 
 def versions() -> dict[str, str]:
