@@ -31,7 +31,6 @@ MODULES = (
         "kernels",
         "batching",
     ),
-    *("tile_kernels", "tiles"),
     *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
@@ -65,7 +64,7 @@ MODULES = (
     ),
 )
 THE_PAPER = (
-    *("linear", "kernels", "tile_kernels", "tiles", "attention", "decoding"),
+    *("linear", "kernels", "attention", "decoding"),
     *("transformer", "loss", "schedule", "beam_search", "metrics"),
 )
 ROOMS = {
@@ -83,7 +82,6 @@ ROOMS = {
     "ctranslate2": {"export", "rivals"},
     "transformers": {"export"},
     "safetensors": {"export"},
-    "triton": {"tile_kernels"},
 }
 
 

@@ -49,14 +49,6 @@ def test_the_nats_are_those_of_each_sentence_alone_whatever_the_batch_size(run, 
     assert shorter[0] != pytest.approx(expected, rel=1e-3)  # control
 
 
-def test_the_kernels_asked_for_are_the_models():
-    words = ("scale=smoke", "hardware=gpu")
-    flash, in_tiles = (
-        evaluate.build(config.compose_row(*words, *more), 7) for more in ((), ("hardware.attention=tiles",))
-    )
-    assert (flash.in_tiles, in_tiles.in_tiles) == (False, True)
-
-
 def test_measuring_leaves_a_model_in_training_in_training_and_dropout_out_of_the_figure(run):
     model, dataset, _ = evaluate.trained(run)
     pairs = dataset.pairs("dev")

@@ -372,7 +372,7 @@ def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
     assert isinstance(second, NonFinite)
 
 
-@pytest.mark.parametrize("kernel", ["none", "flash", "tiles"])
+@pytest.mark.parametrize("kernel", ["padded", "variable length"])
 def test_during_an_update_the_device_is_asked_for_nothing(kernel, monkeypatch):
     """Nor would it wait for an answer: a meta tensor has none to give."""
     init = Sentences.__init__
@@ -381,23 +381,21 @@ def test_during_an_update_the_device_is_asked_for_nothing(kernel, monkeypatch):
         init(self, *arguments, **options)
         self.has_kernel = True
 
-    if kernel != "none":
+    if kernel == "variable length":
         monkeypatch.setattr(Sentences, "__init__", with_kernel)
     # There is none for meta tensors
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     called = []
-    kernels = (attention, "varlen_attn", attention.varlen_attn), (attention.tiles, "attend", attention.tiles.attend)
-    for owner, name, theirs in kernels:
+    for name in ("varlen_attn", "_padded_attention_of_torch"):
+        theirs = getattr(attention, name)
 
         def attend(*given, name=name, theirs=theirs, **how):
             called.append(name)
             return theirs(*given, **how)
 
-        monkeypatch.setattr(owner, name, attend)
-    monkeypatch.setattr(attention.tiles, "available", lambda device: kernel == "tiles")
+        monkeypatch.setattr(attention, name, attend)
     model = module(0.1).to("meta", torch.bfloat16)
-    model.transformer.in_tiles = kernel == "tiles"
     monkeypatch.setattr(LightningTransformer, "trainer", SimpleNamespace(world_size=1))
     optimizer = Optimizer(model.configure_optimizers())
     model.optimizers = lambda: optimizer
@@ -405,7 +403,7 @@ def test_during_an_update_the_device_is_asked_for_nothing(kernel, monkeypatch):
     found = model.training_step(UPDATES[0].to(torch.device("meta")), 0)
     assert found["loss"].is_meta
     assert optimizer.optimizer.found_inf.is_meta
-    assert set(called) == {"Adam", *{"flash": ["varlen_attn"], "tiles": ["attend"]}.get(kernel, [])}
+    assert set(called) == {"Adam", "varlen_attn" if kernel == "variable length" else "_padded_attention_of_torch"}
     with pytest.raises(RuntimeError, match="meta"):
         model.settle()  # control: this asks
 

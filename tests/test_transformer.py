@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from kernel import stand_in
 from torch import Tensor, nn
 
+import aiayn.attention
 from aiayn.batching import Batch
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.transformer import Dropout, LearnedPositions, Sinusoids, Transformer, sinusoids
@@ -382,8 +383,12 @@ def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked by torch's compiler
-def test_where_the_kernel_does_not_suit_all_but_attention_compiles_once() -> None:
+@pytest.mark.parametrize("padded", ["_padded_attention", "_padded_attention_of_torch"])
+def test_where_the_kernel_does_not_suit_all_but_attention_compiles_once(
+    padded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Row A with one head of 512: sentences of other lengths are no reason to compile again, nor are more layers."""
+    monkeypatch.setattr(aiayn.attention, "_padded_attention", getattr(aiayn.attention, padded))
     batches = [batch(sources, TARGETS[: len(sources)]) for sources in (SOURCES, SOURCES[1:2], SOURCES[:2])]
     graphs = list[Any]()
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn import flops, rivals, tiles
+from aiayn import flops, rivals
 from aiayn.batching import Batch, epoch_plan, gather, rows_of_part
 from aiayn.dataset import Pairs
 from aiayn.evaluate import build, search
@@ -29,7 +29,7 @@ from aiayn.sheets import OURS
 from aiayn.tokenizer import EOS
 from aiayn.transformer import DecoderLayer, Transformer
 
-TILES, COMPILED = ", tiles", ", compiled"
+COMPILED = ", compiled"
 OUTPUT_LENGTH = 25  # tokens; sources as long, EOS included, so that nobody pads
 
 
@@ -93,7 +93,7 @@ def synthetic_pairs(config: Config, count: int) -> Pairs:
 def training(config: Config, precisions: list[str], device: str, against_rivals: bool = True) -> dict[str, Any]:
     """Forward, loss, backward, Adam: what each contestant's rounds took, and how far its first result is from ours."""
     rounds, updates = config.bench.rounds, config.bench.updates
-    with _lined_up(partial(_trainers, tiled=against_rivals), against_rivals, config, precisions, device) as contestants:
+    with _lined_up(_trainers, against_rivals, config, precisions, device) as contestants:
         take_turns(contestants, rounds, device)
     pairs, batches = _updates(config, device)
     rectangles = [rivals.padded(batch) for batch in batches[updates:]]
@@ -182,7 +182,7 @@ def _updates(config: Config, device: str) -> tuple[Pairs, list[Batch]]:
     return pairs, batches
 
 
-def _trainers(config: Config, precisions: list[str], device: str, *, tiled: bool, ours: bool) -> list[Contestant]:
+def _trainers(config: Config, precisions: list[str], device: str, *, ours: bool) -> list[Contestant]:
     smoothing = config.training.label_smoothing
     _, batches = _updates(config, device)
 
@@ -204,10 +204,8 @@ def _trainers(config: Config, precisions: list[str], device: str, *, tiled: bool
     reference = _loss_and_gradients(model, our_loss, batches[0], "fp32", device)
     contestants = []
     for precision in precisions:
-        for name, module in (_ours(model, device, tiled) if ours else _theirs(model, device)).items():
+        for name, module in (_ours(model, device) if ours else _theirs(model, device)).items():
             module = copy.deepcopy(module).to(device).eval()
-            if isinstance(module, Transformer):
-                module.in_tiles = TILES in name
             if name.endswith(COMPILED):
                 compile_parts(module, config.training.tokens_per_update)
             loss = our_loss if ours else their_loss
@@ -269,10 +267,9 @@ def endless(model: Transformer) -> Transformer:
     return model
 
 
-def _ours(model: Transformer, device: str, tiled: bool) -> dict[str, nn.Module]:
-    """Our ways to train the model, compiled where a compiler pays, and with tiles if asked where they can be had."""
-    names = [OURS, *([f"{OURS}{TILES}"] if tiled and tiles.available(torch.device(device)) else [])]
-    return dict.fromkeys([*names, *(f"{name}{COMPILED}" for name in names if device == "cuda")], model)
+def _ours(model: Transformer, device: str) -> dict[str, nn.Module]:
+    """Our ways to train the model, compiled where a compiler pays."""
+    return dict.fromkeys([OURS, *([f"{OURS}{COMPILED}"] if device == "cuda" else [])], model)
 
 
 def _theirs(model: Transformer, device: str) -> dict[str, nn.Module]:

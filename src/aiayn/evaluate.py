@@ -34,7 +34,6 @@ def build(config: Config, vocab_size: int) -> Transformer:
         sinusoids_in_halves=fidelity.sinusoids == "halves",
         target_space=fidelity.target_space,
         zero_start=fidelity.zero_start,
-        in_tiles=config.hardware.attention == "tiles",
     )
     # Before a checkpoint is loaded: weights of 64 bits would lose half of them in a model of 32
     return model.double() if config.hardware.precision == "64-true" else model

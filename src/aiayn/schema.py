@@ -123,7 +123,6 @@ class Hardware:
     tokens_per_micro_batch: int = _number(1)
     tokens_per_search: int = _number(1)
     threads: int = _number(1, 4096)
-    attention: str = _one_of("flash", "tiles")
     compile: bool = MISSING
     deterministic: bool = MISSING
 
@@ -227,7 +226,7 @@ HARMLESS = frozenset(
         "decoding.compile",
         "data.source",  # only where the archives lie: which they are is known by their SHA-256
         *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
-        *("hardware.attention", "hardware.compile", "hardware.deterministic"),
+        *("hardware.compile", "hardware.deterministic"),
         *("hardware.tokens_per_micro_batch", "hardware.tokens_per_search"),
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
         *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "seconds", "output")),
@@ -269,8 +268,6 @@ def checked(config: Config) -> Config:
         )
     if config.hardware.compile and config.hardware.accelerator == "cpu":
         raise ConfigError("hardware.compile=true: must be false on a CPU, whose own way torch cannot compile")
-    if config.hardware.attention == "tiles" and config.hardware.accelerator == "cpu":
-        raise ConfigError("hardware.attention=tiles: must be flash on a CPU, which takes neither")
     if config.decoding.precision != "full" and config.hardware.precision == "64-true":
         raise ConfigError(
             f"decoding.precision={config.decoding.precision}: must be full with hardware.precision=64-true"

@@ -171,8 +171,7 @@ class LearnedPositions(nn.Embedding):
 class Transformer(nn.Module):
     """Encoder and decoder of N layers each, and one embedding for source, target and softmax (3.4).
 
-    The three arguments before the last turn it into the Transformer of the released code, where that differs from the
-    paper; the last asks for the kernels of `tiles`.
+    The last three arguments turn it into the Transformer of the released code, where that differs from the paper.
     """
 
     def __init__(
@@ -191,7 +190,6 @@ class Transformer(nn.Module):
         sinusoids_in_halves: bool = False,
         target_space: bool = False,
         zero_start: bool = False,
-        in_tiles: bool = False,
     ) -> None:
         super().__init__()
         self.d_model = d_model
@@ -212,7 +210,7 @@ class Transformer(nn.Module):
         # Paper: none; the released code learns a vector for each kind of target and uses the one of its corpus: the
         # first here, since with one kind of target they are all alike
         self.target_spaces = nn.Parameter(nn.init.xavier_uniform_(torch.empty(32, d_model))) if target_space else None
-        self.zero_start, self.in_tiles = zero_start, in_tiles
+        self.zero_start = zero_start
         self.fused_stacks: Callable[..., Tensor] | None = None
         self.fused_rows = 0
 
@@ -233,7 +231,6 @@ class Transformer(nn.Module):
             # The one size that differs from batch to batch
             for sentences in (source, target):
                 torch._dynamo.mark_dynamic(sentences.borders, 0)
-                torch._dynamo.mark_dynamic(sentences.offsets, 0)
         stacked = stacks(source.fill(batch.source), source, target.fill(batch.target_input), target)
         return stacked[: target.tokens]
 
@@ -307,7 +304,7 @@ class Transformer(nn.Module):
     def _filled(self, tokens: Tensor, offsets: Tensor, rows: int) -> Sentences:
         """The sentences with a multiple of `rows` rows, or if that is 0 with one of few numbers of them."""
         filled = -(-len(tokens) // rows) * rows if rows else static_rows(len(tokens))
-        return Sentences(offsets, filled, tokens.device, in_tiles=self.in_tiles)
+        return Sentences(offsets, filled, tokens.device)
 
     def _embed_at(self, tokens: Tensor, position: int) -> Tensor:
         self.target_positions.reach(position + 1)
