@@ -228,8 +228,9 @@ def _searchers(config: Config, precisions: list[str], device: str, beam_size: in
     expected = _our_decode(model, config, "fp32")(first, beam_size)
     for precision in precisions:
         if ours:
-            found = {OURS: _our_decode(model, config, precision)}
-            if device == "cpu" and precision != "bf16" and COMPILER:
+            # CTranslate2 has 8 bits, and so has a model of ours by `aiayn export`
+            found = {} if precision == "int8" else {OURS: _our_decode(model, config, precision)}
+            if device == "cpu" and precision == "fp32" and COMPILER:
                 found[f"{OURS}{COMPILED}"] = _our_decode(model, config, precision, compiled=True)
         else:
             found = rivals.decoders(model, config.hardware.threads, OUTPUT_LENGTH, precision)

@@ -134,7 +134,7 @@ class Decoding:
     beam_size: int = _number(1, 1024)
     length_penalty: float = _number(0.0, 10.0)
     max_extra: int = _number(0, 100_000)
-    precision: str = _one_of("full", "bf16", "int8")
+    precision: str = _one_of("full", "bf16")
     compile: bool = MISSING
 
 
@@ -272,8 +272,6 @@ def checked(config: Config) -> Config:
         raise ConfigError(
             f"decoding.precision={config.decoding.precision}: must be full with hardware.precision=64-true"
         )
-    if config.decoding.precision == "int8" and config.hardware.accelerator == "gpu":
-        raise ConfigError("decoding.precision=int8: is for a CPU; on a GPU use bf16")
     if config.decoding.compile and config.hardware.accelerator == "gpu":
         raise ConfigError("decoding.compile=true: is for a CPU; on a GPU use false")
     if config.decoding.compile and (config.decoding.precision == "bf16" or config.hardware.precision == "64-true"):

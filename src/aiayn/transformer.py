@@ -110,11 +110,11 @@ class DecoderLayer(nn.Module):
         x = self.after_memory_attention(x, looked_up)
         return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
 
-    def layout(self, *, int8: bool, compiled: bool) -> DecoderLayout:
+    def layout(self, *, compiled: bool) -> DecoderLayout:
         """The same for one token at a time."""
         norms = (self.after_self_attention.norm, self.after_feed_forward.norm, self.after_memory_attention.norm)
         return DecoderLayout(
-            self.self_attention, self.memory_attention, self.feed_forward.layers(), norms, int8=int8, compiled=compiled
+            self.self_attention, self.memory_attention, self.feed_forward.layers(), norms, compiled=compiled
         )
 
 
@@ -270,16 +270,13 @@ class Transformer(nn.Module):
         """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
         return product(hidden, self.embedding.weight)
 
-    def laid_out(self, *, int8: bool = False, compiled: bool = False) -> Decoder:
-        """The decoder for a search, as its weights are now.
-
-        `int8` is what `fixed_product` makes of it; with `compiled`, for float32 on a CPU, `kernels` does the rest.
-        """
+    def laid_out(self, *, compiled: bool = False) -> Decoder:
+        """The decoder for a search, as its weights are now; with `compiled`, for float32 on a CPU, by `kernels`."""
         assert not self.training, "dropout would be on: call model.eval()"
-        layouts = [layer.layout(int8=int8, compiled=compiled) for layer in self.decoder]  # type: ignore[operator]
+        layouts = [layer.layout(compiled=compiled) for layer in self.decoder]  # type: ignore[operator]
         kernels = [layer.kernel() for layer in self.encoder] if compiled else []  # type: ignore[operator]
         encode = partial(self._memory, kernels)
-        return Decoder(layouts, encode, self._embed_at, self.embedding.weight, int8=int8, compiled=compiled)
+        return Decoder(layouts, encode, self._embed_at, self.embedding.weight, compiled=compiled)
 
     def _memory(self, kernels: list[LayerKernel], source: Tensor, offsets: Tensor) -> tuple[Tensor, Sentences]:
         sentences = self._source(source, offsets)
