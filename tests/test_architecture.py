@@ -55,7 +55,7 @@ MODULES = (
         "translate",
         "attention_maps",
         "table",
-        *("export", "rivals", "sheets", "contest", "probe", "forecast", "growth", "breakdown", "bench"),
+        *("export", "rivals", "sheets", "contest", "probe", "growth", "bench"),
         "launcher",
         "plan",
         "versions",

@@ -30,6 +30,7 @@ from aiayn.tokenizer import EOS
 from aiayn.transformer import DecoderLayer, Transformer
 
 COMPILED = ", compiled"
+PROFILED = 15  # operators in the table
 OUTPUT_LENGTH = 25  # tokens; sources as long, EOS included, so that nobody pads
 
 
@@ -128,6 +129,18 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
         "units_a_round": config.bench.updates,
         "lines": [_line(contestant) for contestant in contestants],
     }
+
+
+def profiled(config: Config, precision: str, device: str) -> str:
+    """torch.profiler's own table of a round of our training: its operators, the longest first."""
+    trainer = _trainers(config, [precision], device, ours=True)[-1]
+    trainer.run(0)
+    with torch.profiler.profile() as profiler:
+        trainer.run(1)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    longest = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    return profiler.key_averages().table(sort_by=longest, row_limit=PROFILED)  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from aiayn.flops import TERA
 
@@ -37,6 +38,23 @@ class Sheet:
         lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (self.head, *self.rows)]
         lines.insert(1, "|" + "|".join(rules) + "|")
         return "\n".join([f"### {self.title}", "", *lines, "", *(f"- {line}" for line in self.remarks), ""])
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Text that another library has laid out, with a title above it."""
+
+    title: str
+    text: str
+    remarks: Sequence[str] = ()
+
+    def terminal(self) -> Text:
+        """The whole, each line as long as it is."""
+        return Text(f"{self.title}\n{self.text}", no_wrap=True, overflow="ignore")
+
+    def markdown(self) -> str:
+        """The whole as a block of Markdown."""
+        return "\n".join([f"### {self.title}", "", "```", self.text.strip(), "```", ""])
 
 
 def by_line(kind: str, part: dict[str, Any]) -> Sheet:
