@@ -1,6 +1,7 @@
 """`aiayn bench`: what is asked for is measured, printed and written, every number. No test judges a time."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -44,11 +45,11 @@ def test_the_tables_are_written_as_markdown_with_command_date_and_machine(toy, t
     monkeypatch.setattr(bench.sys, "argv", ["aiayn bench", "bench.kind=training", "data.name=my own"])
     run = config.compose_row(*toy, "bench.kind=training", f"bench.output={tmp_path}/all.json")
     bench.main(run)
-    text = (tmp_path / "all.md").read_text()
+    text = re.sub(" +", " ", (tmp_path / "all.md").read_text())
     result = json.loads((tmp_path / "all.json").read_text())
     for words in (
-        "|  | precision | aiayn | slow | fast |",
-        "| training | fp32 | 200 | 100 |  |",
+        "| | precision | aiayn | slow | fast |",
+        "| training | fp32 | 200 | 100 | |",
         "2.00 x the fastest rival",
         f"`aiayn bench bench.kind=training 'data.name=my own'`, {result['made_at']}",
         result["hardware"]["cpu"],
@@ -64,7 +65,7 @@ def test_what_is_measured_is_written_before_the_next_part_begins(toy, tmp_path, 
     with pytest.raises(ZeroDivisionError):
         bench.main(config.compose_row(*toy, f"bench.output={tmp_path}/all.json"))
     assert set(json.loads((tmp_path / "all.json").read_text())["parts"]) == {"training"}
-    assert "| training | fp32 | 200 | 100 |  |" in (tmp_path / "all.md").read_text()
+    assert "| training | fp32 | 200 | 100 | |" in re.sub(" +", " ", (tmp_path / "all.md").read_text())
 
 
 def test_the_profile_is_torchs_own_table_of_each_precision(toy, tmp_path, capsys):

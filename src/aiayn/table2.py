@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from aiayn import config, flops, results
 from aiayn.dataset import Dataset
 from aiayn.schema import Config
@@ -80,11 +82,11 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
     made_of = f"{config.setting(run)}, {languages(run)}, seed {run.seed}"
     conditions = "" if _as_published(run) else " (not the paper's conditions)"
     cells = [HEAD, SUBHEAD, *(tuple(_cells(name, run, dataset)) for name in PAPER)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEAD))]
-    table = ["  ".join(_aligned(row, widths)).rstrip() for row in cells]
+    align = ["left", *["right"] * (len(HEAD) - 1)]
+    table = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
     return [
         f"Table 2 at scale {run.scale.name} on {made_of}{conditions}",
-        *table,
+        *(line.rstrip() for line in table),
         "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Each of the mean of the row's last checkpoints:",
         *(_averaged(name, run) for name in PAPER),
         f"FLOPs by time: training time x devices x TFLOPS of one; the paper took {P100} for a P100, we take the peak of"
@@ -153,11 +155,6 @@ def _result(row: Config) -> dict[str, Any]:
 
 def _is_row(run: Config) -> bool:
     return config.run_folder(run) == config.run_folder(config.row(run.experiment, run))
-
-
-def _aligned(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
-    for number, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        yield cell.rjust(width) if number else cell.ljust(width)
 
 
 def _read(path: Path) -> dict[str, Any]:
