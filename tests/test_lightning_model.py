@@ -6,7 +6,6 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -305,16 +304,16 @@ class Optimizer(pl.core.optimizer.LightningOptimizer):
 
 
 def on_ranks(
-    models: list[LightningTransformer], parts: list[list[int]], patch: pytest.MonkeyPatch, world_size: int = 2
+    models: list[LightningTransformer], parts: list[list[int]], patch: pytest.MonkeyPatch, ranks: int = 2
 ) -> list[object]:
     """What the step of each rank returned or raised: rank r has part r of one update."""
     patch.setattr(torch.distributed, "all_reduce", Meeting(len(models)).all_reduce)
-    patch.setattr(LightningTransformer, "trainer", SimpleNamespace(world_size=world_size))
     patch.setattr(LightningTransformer, "device", torch.device("cpu"))
     whole = update(UNEVEN, parts)
 
     def step(rank: int) -> object:
         model = models[rank]
+        model.ranks = ranks
         optimizer = Optimizer(model.configure_optimizers())
         model.optimizers = lambda: optimizer
         own = Update(0, whole.source_tokens, whole.target_tokens, [part for part in whole.batches if part[0] == rank])
@@ -341,7 +340,7 @@ def test_ranks_have_the_gradient_of_one_and_only_because_they_sum(parts, monkeyp
         assert float((gradient(model) - gradient(one)).abs().max()) < 1e-12
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), ranks[0].parameters(), strict=True))
     alone = [module(), module()]
-    on_ranks(alone, PARTS, monkeypatch, world_size=1)
+    on_ranks(alone, PARTS, monkeypatch, ranks=1)
     mean = (gradient(alone[0]) + gradient(alone[1])) / 2
     assert float((mean - gradient(one)).norm() / gradient(one).norm()) > 1e-3
 
@@ -367,7 +366,7 @@ def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
     assert all(isinstance(result, NonFinite) for result in on_ranks(ranks, PARTS, monkeypatch))
     assert all(torch.equal(a, b) for a, b in zip(before, ranks[0].parameters(), strict=True))
     # Control: without the others' sums the first rank would go on
-    first, second = on_ranks(poisoned(), PARTS, monkeypatch, world_size=1)
+    first, second = on_ranks(poisoned(), PARTS, monkeypatch, ranks=1)
     assert isinstance(first, dict)
     assert isinstance(second, NonFinite)
 
@@ -396,7 +395,6 @@ def test_during_an_update_the_device_is_asked_for_nothing(kernel, monkeypatch):
 
         monkeypatch.setattr(attention, name, attend)
     model = module(0.1).to("meta", torch.bfloat16)
-    monkeypatch.setattr(LightningTransformer, "trainer", SimpleNamespace(world_size=1))
     optimizer = Optimizer(model.configure_optimizers())
     model.optimizers = lambda: optimizer
     monkeypatch.setattr(optimizer.optimizer, "step", lambda: called.append("Adam"))  # it refuses meta tensors

@@ -42,7 +42,7 @@ def test_the_clock_ends_a_training_after_the_seconds_asked_for(tmp_path, monkeyp
     """On a clock of its own, which a step moves by 1 second."""
     now = [0.0]
     monkeypatch.setattr(probe.time, "perf_counter", lambda: now[0])
-    module, trainer = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(world_size=1)
+    module, trainer = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace()
     outputs = dict.fromkeys(("loss", "nats", "gradient_norm", "learning_rate"), 0.0)
     watch = probe.Stopwatch(tmp_path, 7.0, lambda: None)
 
