@@ -72,7 +72,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def fixed_product(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """The same product of x (T, I) for a weight that stays as it is, faster on few rows; without gradient."""
     if _suits_onednn(weight):
-        # Laid out for as many rows as these, it suits any other number
+        # Laid out for as many rows as these, it suits any other number. Torch has no public name for oneDNN's products
         laid_out = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), STEP)
         return lambda x: _onednn(x, laid_out, bias)
     kind = weight.device.type
