@@ -20,10 +20,9 @@ check: .venv/ready
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-# The formats of aiayn export are compared with the programs that read them, the dashboard with what W&B is sent, and
-# the kernels for GPUs are run by Triton's interpreter
+# The formats of aiayn export are compared with the programs that read them, the dashboard with what W&B is sent
 .venv/tests-ready: .venv/ready
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,export,dashboard,tiles]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,export,dashboard]'
 	touch $@
 
 clean:

@@ -34,10 +34,6 @@ from aiayn import config, prepare
 
 torch.set_num_threads(1)
 
-# Without a GPU its kernels are interpreted. Triton asks when it is imported, and the compiler of torch imports it
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -31,7 +31,7 @@ MODULES = (
         "kernels",
         "batching",
     ),
-    *("tile_kernels", "tiles", "dropout"),
+    "dropout",
     *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
@@ -56,7 +56,7 @@ MODULES = (
         "translate",
         "attention_maps",
         "table",
-        *("export", "rivals", "sheets", "contest", "probe", "forecast", "growth", "breakdown", "bench"),
+        *("export", "rivals", "sheets", "contest", "probe", "growth", "bench"),
         "launcher",
         "plan",
         "versions",
@@ -65,7 +65,7 @@ MODULES = (
     ),
 )
 THE_PAPER = (
-    *("linear", "kernels", "tile_kernels", "tiles", "attention", "decoding", "dropout"),
+    *("linear", "kernels", "attention", "decoding", "dropout"),
     *("transformer", "loss", "schedule", "beam_search", "metrics"),
 )
 ROOMS = {
@@ -83,7 +83,6 @@ ROOMS = {
     "ctranslate2": {"export", "rivals"},
     "transformers": {"export"},
     "safetensors": {"export"},
-    "triton": {"tile_kernels"},
 }
 
 

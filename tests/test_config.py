@@ -181,8 +181,6 @@ def test_a_config_file_gives_the_same_run_back(tmp_path):
         ("+model.num_layer=3", ("model.num_layer", "did you mean model.num_layers?")),
         ("data=files", ("data.train_source", "no value")),
         ("hardware.compile=true", ("hardware.compile", "true", "false on a CPU")),
-        ("hardware.attention=tiles", ("hardware.attention", "tiles", "flash on a CPU")),
-        ("hardware.attention=eager", ("hardware.attention", "eager", "flash, tiles")),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line_naming_key_value_and_remedy(override, words):

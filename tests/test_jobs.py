@@ -41,7 +41,7 @@ def changed(run: schema.Config, key: str, value: object = None) -> schema.Config
     else:
         value = f"{value}x"
     part = dataclasses.replace(part, **{name: value})
-    if key in ("hardware.compile", "hardware.attention"):  # which a CPU cannot do
+    if key == "hardware.compile":  # which a CPU cannot do
         part = dataclasses.replace(part, accelerator="gpu")
     return dataclasses.replace(run, **{section: part}) if section else part
 

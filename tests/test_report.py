@@ -78,7 +78,7 @@ def markdown_rows(text: str) -> list[dict[str, str]]:
         for line in text.splitlines()
         if line.startswith("|")
     )
-    assert all(re.fullmatch(r"-+:?", cell) for cell in rule)
+    assert all(re.fullmatch(r":?-+:?", cell) for cell in rule)
     return [dict(zip(head, row, strict=True)) for row in body]
 
 

@@ -121,7 +121,7 @@ class Dev(pl.Callback):
         if step % self.every and step != self.last:
             return
         cast(LightningTransformer, module).settle()
-        if trainer.is_global_zero:
+        if self.record.writes:
             nats, tokens = self.measure()
             ppl = perplexity(nats, tokens)
             if not math.isfinite(ppl):
@@ -147,16 +147,18 @@ class Save(pl.Callback):
         step = batch.number + 1
         module = cast(LightningTransformer, module)
         # Among several ranks it is known to all when the update is settled in which one was asked
-        stop = bool(self.stop.asked) if trainer.world_size == 1 else module.one_wants_to_stop
+        stop = bool(self.stop.asked) if module.ranks == 1 else module.one_wants_to_stop
         if step % self.every and step != self.last and not stop:
             return
         module.settle()
         self.record.flush()
-        if trainer.world_size > 1:
+        if module.ranks > 1:
             agree(module, step)
-        trainer.save_checkpoint(checkpoint.path_of(self.folder, step))
-        if trainer.is_global_zero:
+        if self.record.writes:
+            trainer.save_checkpoint(checkpoint.path_of(self.folder, step))
             checkpoint.rotate(self.folder, self.keep)
+        if module.ranks > 1:
+            torch.distributed.barrier()  # torchrun ends the rank that writes once another has ended
         if stop and step != self.last:
             raise Interrupted(
                 f"stopped by {self.stop.asked or 'another rank'} after update {step}; resume: repeat the command"
@@ -209,7 +211,7 @@ class Bar(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Shows the bar on rank 0."""
         self.began = time.perf_counter()
-        if trainer.is_global_zero:
+        if self.record.writes:
             self.progress.start()
 
     def on_train_batch_end(
@@ -220,7 +222,7 @@ class Bar(pl.Callback):
         now = time.perf_counter()
         speed = f"{self.tokens / (now - self.began):,.0f} target tokens/s"
         self.progress.update(self.task, completed=batch.number + 1, speed=speed)
-        if self.progress.disable and trainer.is_global_zero and now - self.logged > progress.LOG_SECONDS:
+        if self.progress.disable and self.record.writes and now - self.logged > progress.LOG_SECONDS:
             self.logged = now
             left = (now - self.began) / (batch.number + 1 - self.start) * (self.last - batch.number - 1)
             print(f"{self.name}: update {batch.number + 1} of {self.last}, {speed}, {left:.0f} s left", flush=True)

@@ -28,7 +28,7 @@ COMMANDS = {
     "attention": "where every head of every layer looks, for a sentence",
     "dashboard": "a W&B workspace that compares the rows, or what it would be made of",
     "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
-    "bench": "tokens/s and memory beside other people's code in the same run; growth; where the time goes",
+    "bench": "tokens/s and memory beside other people's code in the same run; growth; torch's profile",
     "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, all that is there is checked",
 }
 # The modules of these names are parts
@@ -96,7 +96,7 @@ EXAMPLES = {
             "base, in updates that take a CPU seconds",
         ),
         ("aiayn bench bench.kind=decoding hardware.threads=2 bench.rounds=9", "beam search and greedy, on two cores"),
-        ("aiayn bench bench.kind=growth scale=small", "by row, length, update and ranks; bench.json and bench.md"),
+        ("aiayn bench bench.kind=growth scale=small", "by row, length and update; bench.json and bench.md"),
         ("aiayn bench hardware=gpu", "base and big at the paper's size, in ten minutes"),
     ],
     "plan": [

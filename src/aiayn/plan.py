@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from tabulate import tabulate
+
 from aiayn import config, devices, flops, jobs, prepare, wmt
 from aiayn.corpus import read_pairs
 from aiayn.dataset import Dataset
@@ -288,11 +290,8 @@ def text(planned: list[Row], turns: list[Turn[Row]], corpus: Corpus, available: 
         duration(devices.length(turns)),
     ]
     lines.append(whole + ([f"{total / 3600 * price:,.2f}"] if price is not None else []))
-    widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
-    table = [
-        "  ".join(cell.rjust(width) if number else cell.ljust(width) for number, (cell, width) in enumerate(pairs))
-        for pairs in (list(zip(line, widths, strict=True)) for line in [head, *lines])
-    ]
+    align = ["left", *["right"] * (len(head) - 1)]
+    table = tabulate([head, *lines], tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
     data = config.setting(run)
     known = "of the prepared corpus" if corpus.vocab_size else "assumed"
     epochs = f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of base" if corpus.target_tokens else ""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.text import Text
+from tabulate import tabulate
 
 from aiayn.columns import STATUS, Cell, Column, columns_of, number_text, rows_of, value_text
 from aiayn.results import DEFINITION, PAPER_DATA, Run, Table, comparable, factors, look_up, unlike
@@ -134,20 +135,13 @@ def _grid(table: Table, columns: Sequence[Column]) -> list[Text]:
 
 def _markdown(table: Table) -> str:
     columns = [column for column in columns_of(table) if column.group != "letter"]
-    head = [f"{column.title} {column.name}".strip() for column in columns]
-    widths = [max(2, len(name), column.width) for name, column in zip(head, columns, strict=True)]
-
-    def line(texts: Sequence[str]) -> str:
-        cells = zip(texts, widths, columns, strict=True)
-        return f"| {' | '.join(column.pad(_markdown_text(text), width) for text, width, column in cells)} |"
-
-    rules = [
-        "-" * (width - 1) + (":" if column.align == "r" else "-") for width, column in zip(widths, columns, strict=True)
-    ]
-    lines = [line(head), line(rules), *(line([cell.text for cell in row]) for row in rows_of(columns))]
+    head = [_markdown_text(f"{column.title} {column.name}".strip()) for column in columns]
+    rows = [[_markdown_text(cell.text) for cell in row] for row in rows_of(columns)]
+    align = ["right" if column.align == "r" else "left" for column in columns]
+    text = tabulate(rows, head, tablefmt="pipe", colalign=align, disable_numparse=True)
     notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in table.notes]
     below = _markdown_text(caption(table))
-    parts = [f"### {_markdown_text(title(table))}", "\n".join(lines), below, "\n".join(notes)]
+    parts = [f"### {_markdown_text(title(table))}", text, below, "\n".join(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

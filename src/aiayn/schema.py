@@ -123,7 +123,6 @@ class Hardware:
     tokens_per_micro_batch: int = _number(1)
     tokens_per_search: int = _number(1)
     threads: int = _number(1, 4096)
-    attention: str = _one_of("flash", "tiles")
     compile: bool = MISSING
     deterministic: bool = MISSING
 
@@ -135,7 +134,7 @@ class Decoding:
     beam_size: int = _number(1, 1024)
     length_penalty: float = _number(0.0, 10.0)
     max_extra: int = _number(0, 100_000)
-    precision: str = _one_of("full", "bf16", "int8")
+    precision: str = _one_of("full", "bf16")
     compile: bool = MISSING
 
 
@@ -232,7 +231,6 @@ HARMLESS = frozenset(
         "hardware.accelerator",  # other kernels of the same precision: the order of sums
         "hardware.devices",  # gradients are summed over ranks before the one division: the order of sums
         "hardware.threads",  # in how many parts a sum is taken: the order of sums
-        "hardware.attention",  # tiles of 128 tokens or of 32, accumulated in float32 by both: the order of sums
         "hardware.compile",  # fused kernels: the order of sums
         "hardware.deterministic",  # which of the equal kernels, so that they sum in the same order each time
         "hardware.tokens_per_micro_batch",  # into how many parts the sum of an update's gradient is taken
@@ -277,14 +275,10 @@ def checked(config: Config) -> Config:
         )
     if config.hardware.compile and config.hardware.accelerator == "cpu":
         raise ConfigError("hardware.compile=true: must be false on a CPU, whose own way torch cannot compile")
-    if config.hardware.attention == "tiles" and config.hardware.accelerator == "cpu":
-        raise ConfigError("hardware.attention=tiles: must be flash on a CPU, which takes neither")
     if config.decoding.precision != "full" and config.hardware.precision == "64-true":
         raise ConfigError(
             f"decoding.precision={config.decoding.precision}: must be full with hardware.precision=64-true"
         )
-    if config.decoding.precision == "int8" and config.hardware.accelerator == "gpu":
-        raise ConfigError("decoding.precision=int8: is for a CPU; on a GPU use bf16")
     if config.decoding.compile and config.hardware.accelerator == "gpu":
         raise ConfigError("decoding.compile=true: is for a CPU; on a GPU use false")
     if config.decoding.compile and (config.decoding.precision == "bf16" or config.hardware.precision == "64-true"):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from aiayn import config, flops, results
 from aiayn.dataset import Dataset
 from aiayn.results import Line, Table
@@ -83,10 +85,11 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
     rows = [line for line in table.lines if line.name in PAPER]
     conditions = "" if _as_published(table, run) else " (not the paper's conditions)"
     cells = [HEAD, SUBHEAD, *(tuple(_cells(line, run, dataset)) for line in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEAD))]
+    align = ["left", *["right"] * (len(HEAD) - 1)]
+    lines = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
     return [
         f"Table 2 at scale {run.scale.name} on {made_of}{conditions}",
-        *("  ".join(_aligned(row, widths)).rstrip() for row in cells),
+        *(line.rstrip() for line in lines),
         "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Each of the mean of the row's last checkpoints:",
         *(_averaged(line, run) for line in rows),
         f"FLOPs by time: seconds of all devices x TFLOPS of one; the paper took {P100} for a P100, we take the peak of"
@@ -155,11 +158,6 @@ def _counted(line: Line, seed: int) -> dict[str, Any]:
 
 def _is_row(run: Config) -> bool:
     return config.run_folder(run) == config.run_folder(config.row(run.experiment, run))
-
-
-def _aligned(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
-    for number, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        yield cell.rjust(width) if number else cell.ljust(width)
 
 
 def _read(path: Path) -> dict[str, Any]:

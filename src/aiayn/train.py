@@ -1,5 +1,6 @@
 """Trains one run in this process, evaluates it and writes `result.json`."""
 
+import atexit
 import contextlib
 import dataclasses
 import datetime
@@ -18,7 +19,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from pytorch_lightning.strategies import DDPStrategy
 
 from aiayn import checkpoint, config, jobs, progress, storage
 from aiayn.batching import rows_of_part
@@ -142,16 +142,16 @@ def fit(
         module.transformer.fuse(rows_of_part(*sizes, ranks))
     training, start = run.training, module.updates_done
     pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
-    backend = "gloo" if run.hardware.accelerator == "cpu" else "nccl"
-    # torchrun may have started them on several machines
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    # The only buffers are tables of sinusoids, which each rank grows as its own sentences need
-    ddp = DDPStrategy(process_group_backend=backend, broadcast_buffers=False)
+    on_gpu, local_rank = run.hardware.accelerator == "gpu", int(os.environ.get("LOCAL_RANK", 0))
+    module.ranks = ranks
+    if ranks > 1:
+        device = torch.device("cuda", local_rank) if on_gpu else None
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device)
+        atexit.register(torch.distributed.destroy_process_group)
     trainer = pl.Trainer(
         accelerator=run.hardware.accelerator,
-        devices=here,
-        num_nodes=ranks // here,
-        strategy=ddp if ranks > 1 else "auto",
+        # Lightning trains one device and knows of no other rank: the sum of the gradients and the signals are ours
+        devices=[local_rank] if on_gpu else 1,
         deterministic=deterministic,
         precision=run.hardware.precision,  # type: ignore[arg-type]
         max_steps=training.max_steps - start,
@@ -186,14 +186,14 @@ def fit(
         default_root_dir=folder,
     )
     module.wants_to_stop = lambda: bool(stop.asked)
-    # Signals are ours: Lightning would have ranks tell each other of them before each update, and wait for the answer
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
     updates = LightningUpdates(
         dataset.pairs("train"),
         tokens_per_update=training.tokens_per_update,
         tokens_per_micro_batch=tokens,
         seed=run.seed,
         start=start,
+        rank=int(os.environ.get("RANK", 0)),
+        ranks=ranks,
     )
     trainer.fit(module, datamodule=updates)
 
@@ -273,8 +273,6 @@ def quieten() -> None:
         logging.getLogger(library).setLevel(logging.ERROR)
     # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-    # torch 2.13's name for it is not torch 2.11's, and with the new one buffers would still be sent once
-    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*is deprecated")
     # Lightning's advice wherever SLURM is installed: the ranks are ours, and srun is not asked for them
     warnings.filterwarnings("ignore", message=".*srun.*command is available")
     # ... and of a GPU that is not asked for; torch's of products in float32 that are not to be rounded
