@@ -180,7 +180,7 @@ def test_a_sweep_of_single_seeds_has_a_page_without_colours(digits: list[str], r
         text = page.page(found, page.draw(found))
     assert "2 of 20 rows finished" in text
     assert "No cell is coloured" in text
-    assert "Too few rows are finished to compare their order" in text
+    assert "not enough rows (2 finished, at least 10 needed)" in text
     assert "No paired bootstrap and no samples" in text
     coloured = r'<td data-value="[^"]*" class="(up|down)[123]'
     assert not re.search(coloured, text)

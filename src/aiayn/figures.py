@@ -17,7 +17,7 @@ from matplotlib.transforms import Bbox
 from scipy import stats
 
 from aiayn.claims import Counts, Metric, rank_correlation
-from aiayn.columns import value_text
+from aiayn.columns import signed_text, value_text
 from aiayn.curves import Curve
 from aiayn.drawing import INK, ROW
 from aiayn.metrics import bleu_of_counts
@@ -135,7 +135,10 @@ def ranks(table: Table, metric: Metric) -> Figure:
     for row, point in points.items():
         axes.plot(*point, "o", color=shades[row], markersize=5, gid=f"{ROW}{row}:")
     correlation = rank_correlation(table, metric)
-    told = "" if correlation is None else f": Spearman ρ {correlation[0]:+.2f}, {correlation[2]} rows"
+    told = ""
+    if correlation is not None:
+        low, high = map(signed_text, correlation.interval)
+        told = f": Spearman ρ {signed_text(correlation.rho)} ({low} to {high}), {correlation.rows} rows"
     axes.set(xlabel=f"{name}, paper", ylabel=f"{name}, {conditions(table)}", title=f"{name}{told}")
     axes.margins(0.12)
     _name(axes, points)

@@ -102,7 +102,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
         margin_bleu=BLEU_TOLERANCE,
         margin_ppl=f"{100 * math.expm1(claims.HYPOTHESES[-2].margin):.1f}",
         bootstrap=material.missing or f"Over sentences: {claims.RESAMPLES} resamples of {len(material.references)}.",
-        correlations=_correlations(table),
+        correlations=report.rank_sentence(table),
         figures={
             "ranks": [inline[f"ranks-{metric.lower()}"] for metric in METRICS],
             "groups": [inline[f"group-{letter[1].lower()}"] for letter in _GROUPS],
@@ -264,19 +264,6 @@ def _told(found: claims.Finding) -> dict[str, str]:
         "verdict": found.verdict,
         "because": found.because,
     }
-
-
-def _correlations(table: Table) -> str:
-    told = []
-    for metric in METRICS:
-        found = claims.rank_correlation(table, metric)
-        if found is not None:
-            told.append(f"{metric}: Spearman ρ {found[0]:+.2f} (p {_p_text(found[1])}, {found[2]} rows)")
-    return (
-        f"Do our rows stand in the paper's order? {'; '.join(told)}."
-        if told
-        else "Too few rows are finished to compare their order."
-    )
 
 
 def _p_text(p: float) -> str:
