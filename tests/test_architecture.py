@@ -45,7 +45,7 @@ MODULES = (
         "report",
         "table2",
     ),
-    *("curves", "drawing", "figures", "material", "html", "page"),
+    *("ladder", "curves", "drawing", "figures", "material", "html", "page"),
     *(
         "prepare",
         "jobs",

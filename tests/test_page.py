@@ -282,6 +282,18 @@ def test_in_a_browser_the_page_fits_the_screen_and_follows_its_colours(opened: A
     assert sum(map(int, re.findall(r"\d+", text))) == ink
 
 
+def test_in_a_browser_the_table_fits_1280_pixels_without_a_scrollbar(browser: Any, report: Path) -> None:
+    def overhang(width: int) -> int:
+        tab = browser.new_page(viewport={"width": width, "height": 900})
+        tab.goto(report.as_uri())
+        found = tab.evaluate("(box => box.scrollWidth - box.clientWidth)(document.querySelector('#table3').parentNode)")
+        tab.close()
+        return int(found)
+
+    assert overhang(1280) == 0
+    assert overhang(1280 // 2) > 0  # control: where it does not fit, it is seen
+
+
 def test_in_a_browser_what_the_policy_forbids_does_not_run(browser: Any, report: Path, tmp_path: Path) -> None:
     """The control of the tests above: they would see a script that runs, and only the policy stands in its way."""
     strange = "<script>document.title='owned'</script>"
