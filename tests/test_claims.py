@@ -285,6 +285,19 @@ def test_the_interval_of_rho_covers_the_rho_of_many_rows() -> None:
     )  # control: they are not so wide as to hold all
 
 
+def test_rho_and_its_interval_depend_on_the_order_alone() -> None:
+    random = np.random.default_rng(47)
+    paper = [row.paper.ppl for row in config.rows().values()]
+    ours = [value + random.normal(0, 0.5) for value in paper]
+    found, raised = (claims.correlation(paper, [[rise(value)] for value in ours]) for rise in (float, math.exp))
+    assert found is not None
+    assert found == raised
+    turned = claims.correlation(paper, [[-value] for value in ours])
+    assert turned is not None
+    assert turned.rho == pytest.approx(-found.rho)
+    assert turned != found  # control
+
+
 def test_seeds_that_differ_widen_the_interval_and_seeds_that_are_copies_do_not() -> None:
     random = np.random.default_rng(41)
     paper = [row.paper.ppl for row in config.rows().values()]
