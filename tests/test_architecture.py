@@ -41,10 +41,11 @@ MODULES = (
         "callbacks",
         "results",
         "columns",
+        "claims",
         "report",
         "table2",
     ),
-    *("claims", "curves", "drawing", "figures", "material", "html", "page"),
+    *("ladder", "curves", "drawing", "figures", "material", "html", "page"),
     *(
         "prepare",
         "jobs",

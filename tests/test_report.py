@@ -295,7 +295,7 @@ def check_latex(text: str) -> None:
     assert text.isascii()
     commands = {
         *("begin", "end", "centering", "footnotesize", "setlength", "tabcolsep", "caption", "multicolumn", "hline"),
-        *("mathrm", "pm", "times", "Delta", "epsilon", "ldots"),
+        *("mathrm", "pm", "times", "Delta", "epsilon", "rho", "ldots"),
         *("textbackslash", "textasciitilde", "textasciicircum"),
     }
     assert set(re.findall(r"\\([A-Za-z]+)", text)) <= commands
@@ -316,6 +316,34 @@ def check_latex(text: str) -> None:
     for row in rows:
         spans = [int(count) for count in re.findall(r"\\multicolumn\{(\d+)\}", row)]
         assert row.count("&") + 1 + sum(spans) - len(spans) == len(columns[1])
+
+
+@pytest.mark.parametrize("form", ["terminal", "md", "latex"])
+def test_every_format_has_the_rank_correlation_with_its_interval(form: str) -> None:
+    def told(made: Table) -> str:
+        text = " ".join(
+            render(made, form, wide()).replace(r"$\rho$", "ρ").replace("$-$", "−").replace(r"\%", "%").split()
+        )
+        return text.partition("Spearman's ρ ")[2].partition("Row")[0].partition("Runs")[0]
+
+    turned = table(seeds=(1, 2), bleu=lambda row, seed: 50 - row.paper.bleu)
+    assert told(turned).startswith(
+        "between the paper's rows and ours: PPL +1.00 (+1.00 to +1.00), BLEU −1.00 (−1.00 to −1.00); 20 rows,"
+        " 95 % intervals by bootstrap over rows and seeds."
+    )
+    assert "over rows alone, since no row has a second seed" in told(table())
+    few = results.table(command("mini"), [run for line in table().lines[:9] for run in line.runs])
+    assert told(few).startswith("between the paper's rows and ours: not enough rows (9 finished, at least 10 needed).")
+    level = table(bleu=lambda row, seed: 20.0)
+    assert "BLEU none, all rows are equal; 20 rows" in told(level)
+
+
+def test_the_csv_has_the_rank_correlations_as_columns() -> None:
+    made = table(seeds=(1, 2), bleu=lambda row, seed: 50 - row.paper.bleu)
+    keys = [f"spearman_{metric}{end}" for metric in ("ppl", "bleu") for end in ("", "_low", "_high")]
+    for row in csv_rows(made):
+        assert [float(row[key]) for key in keys] == pytest.approx([1, 1, 1, -1, -1, -1])
+    assert {row[key] for row in csv_rows(results.table(command("mini"), [])) for key in keys} == {""}
 
 
 @pytest.mark.parametrize("made", [table(seeds=(1, 2), instead=UNFINISHED), paper_table()], ids=["mini", "paper"])

@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn.schema import ROWS, Config, ConfigError, checked, in_range, meaning, nearest
+from aiayn.schema import ROWS, Config, ConfigError, Scale, checked, in_range, meaning, nearest
 
 # How a folder and a table name the precision of their runs.
 PRECISIONS = {"32-true": "", "64-true": ".fp64", "bf16-mixed": ".bf16"}
@@ -84,6 +84,14 @@ def rows(fidelity: str = "paper") -> dict[str, Config]:
     """The 20 rows at the paper's own scale, in the paper's order."""
     base = compose_row("scale=paper", f"fidelity={fidelity}")
     return {name: checked(_row(name, base)) for name in ROWS}
+
+
+@cache
+def scales() -> dict[str, Scale]:
+    """The scales of `conf/scale`, by name."""
+    known = _read_folder("conf", "scale")
+    structure = OmegaConf.structured(Scale)
+    return {name: cast(Scale, OmegaConf.to_object(OmegaConf.merge(structure, known[name]))) for name in known}
 
 
 def row(name: str, like: Config) -> Config:

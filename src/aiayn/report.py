@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.text import Text
 from tabulate import tabulate
 
-from aiayn.columns import STATUS, Cell, Column, columns_of, number_text, rows_of, value_text
+from aiayn.claims import METRICS, MIN_ROWS, rank_correlation
+from aiayn.columns import STATUS, Cell, Column, columns_of, number_text, rows_of, signed_text, value_text
 from aiayn.results import DEFINITION, PAPER_DATA, Run, Table, comparable, factors, look_up, unlike
 from aiayn.schema import Config
 
@@ -74,6 +75,7 @@ def caption(table: Table) -> str:
         "40 960: our params if the vocabulary had as many rows as the released code's." if table.comparable else "",
         "BLEU is the paper's recipe (Moses tokens, compounds split, cased), not sacreBLEU 13a.",
         "Row (E): learned positional embedding instead of sinusoids.",
+        rank_sentence(table),
         f"Runs with other settings than a row's, left out: {table.others}." if table.others else "",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
@@ -84,6 +86,24 @@ def _settings(table: Table) -> str:
     data = look_up(table.reference, "config.data")
     others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
     return f" Not as in the paper: {'; '.join(others)}." if others else ""
+
+
+def rank_sentence(table: Table) -> str:
+    """Spearman's rho between the paper's rows and ours, for each metric with its interval, or why there is none."""
+    start = "Spearman's ρ between the paper's rows and ours"
+    rows = sum(bool(line.finished) for line in table.lines)
+    if rows < MIN_ROWS:
+        return f"{start}: not enough rows ({rows} finished, at least {MIN_ROWS} needed)."
+    told, drawn = [], "rows"
+    for metric in METRICS:
+        found = rank_correlation(table, metric)
+        if found is None:
+            told.append(f"{metric} none, all rows are equal")
+            continue
+        low, high = map(signed_text, found.interval)
+        told.append(f"{metric} {signed_text(found.rho)} ({low} to {high})")
+        drawn = "rows and seeds" if found.seeds > 1 else "rows alone, since no row has a second seed"
+    return f"{start}: {', '.join(told)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
 
 
 def _vocabulary(table: Table) -> str:
@@ -152,6 +172,12 @@ def _markdown_text(text: str) -> str:
 
 def _csv(table: Table) -> str:
     """Every number in full, and nothing left to a caption."""
+    ranks: dict[str, float | None] = {}
+    for metric in METRICS:
+        found = rank_correlation(table, metric)
+        figures = (found.rho, *found.interval) if found else (None, None, None)
+        names = (f"spearman_{metric.lower()}{end}" for end in ("", "_low", "_high"))
+        ranks |= dict(zip(names, figures, strict=True))
     keys = ("dev.ppl", "dev.bits_per_character", "dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl")
     records = []
     for line in table.lines:
@@ -168,6 +194,7 @@ def _csv(table: Table) -> str:
         record |= {"data": table.data, "precision": look_up(table.reference, "config.hardware.precision")}
         record |= {"comparable": table.comparable, "scale": table.scale.name}
         record |= {f"scale_{name}": factor for name, factor in factors(table.scale).items()}
+        record |= ranks
         record |= {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
         records.append(record)
     text = io.StringIO()
@@ -205,7 +232,7 @@ def _latex(table: Table) -> str:
 
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", '"': "''", "…": r"\ldots{}"}
-_LATEX |= {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "Δ": r"$\Delta$", "ε": r"$\epsilon$", "–": "--"}
+_LATEX |= {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "ε": r"$\epsilon$", "–": "--"}
 _LATEX |= {character: f"${character}$" for character in "<>|"}
 _LATEX |= {character: f"\\{character}" for character in "{}$&#_%"}
 
