@@ -241,7 +241,8 @@ def test_figures_are_comparable_only_under_the_papers_own_conditions() -> None:
     assert table(config.rows(), [], paper, "wmt14_en_de.paper").comparable
     assert not table(config.rows(), [], paper, "wmt14_en_fr").comparable
     assert not table(config.rows(), [], paper, "tiny").comparable
-    assert not table(config.rows(), [], dataclasses.replace(paper, batch=0.5), "wmt14_en_de").comparable
+    for other in ({"batch": 0.5}, {"max_words": 7}, {"pairs": 5003}):
+        assert not table(config.rows(), [], dataclasses.replace(paper, **other), "wmt14_en_de").comparable
 
 
 def test_an_effect_is_a_row_minus_base() -> None:

@@ -38,7 +38,7 @@ def gather(run: Config) -> Material:
     }
     sources, references, translations, missing = [], [], {}, ""
     try:
-        dataset = Dataset.open(Path(run.prepared) / config.corpus_name(run))
+        dataset = Dataset.open(config.prepared_folder(run))
         sources, references = dataset.texts("dev", "source"), dataset.texts("dev", "target")
         for row, found in named:
             lines = _translations(folder / row / f"seed{found.seed}")

@@ -62,6 +62,8 @@ def caption(table: Table) -> str:
     deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
     sentences = [
         f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.",
+        f"Of all splits, pairs of at most {table.scale.max_words} words a side." if table.scale.max_words else "",
+        f"Training text: the first {table.scale.pairs:,} of its pairs." if table.scale.pairs else "",
         f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
         "diff is ours minus the paper's.",
         ""
@@ -163,9 +165,8 @@ def _csv(table: Table) -> str:
             name = key.removeprefix("dev.").replace(".", "_")
             record |= {name: value and value.mean, f"{name}_deviation": value and value.deviation}
         record |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
-        record |= {"data": table.data, "scale": table.scale.name} | {
-            f"scale_{name}": factor for name, factor in factors(table.scale).items()
-        }
+        scale = {f"scale_{name}": value for name, value in dataclasses.asdict(table.scale).items() if name != "name"}
+        record |= {"data": table.data, "scale": table.scale.name, **scale}
         record |= {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
         records.append(record)
     text = io.StringIO()

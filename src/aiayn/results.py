@@ -231,12 +231,18 @@ def row_group(row: str) -> str:
 
 def comparable(scale: Scale, data: str) -> bool:
     """Whether figures of this scale and data may stand beside the paper's."""
-    return data in PAPER_DATA and all(factor == 1 for factor in factors(scale).values())
+    return data in PAPER_DATA and changes_nothing(scale)
 
 
 def factors(scale: Scale) -> dict[str, float]:
     """What a scale multiplies, and by how much."""
-    return {name: factor for name, factor in dataclasses.asdict(scale).items() if name != "name"}
+    others = ("name", "max_words", "pairs")
+    return {name: factor for name, factor in dataclasses.asdict(scale).items() if name not in others}
+
+
+def changes_nothing(scale: Scale) -> bool:
+    """Whether rows and text are the paper's: every factor is 1, every pair is used."""
+    return all(factor == 1 for factor in factors(scale).values()) and not (scale.max_words or scale.pairs)
 
 
 def _read_run(folder: Path, experiment: str, seed: int) -> Run:

@@ -101,7 +101,7 @@ class Data:
 
 @dataclass
 class Scale:
-    """The dial that multiplies the numbers of every row alike."""
+    """The dial that multiplies the numbers of every row alike, and the part of the corpus that they learn from."""
 
     name: str = _name()
     width: float = _number(1e-6, 1e6)
@@ -110,6 +110,8 @@ class Scale:
     warmup: float = _number(1e-9, 1e6)
     batch: float = _number(1e-9, 1e6)
     learning_rate: float = _number(1e-6, 1e6)
+    max_words: int = _number(0)
+    pairs: int = _number(0)
 
 
 @dataclass
@@ -216,6 +218,7 @@ MEANING = frozenset(
         *(f"data.{key}" for key in ("name", "vocab_size", "max_length", "source_language", "target_language")),
         *(f"data.{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")),
         *(f"scale.{key}" for key in ("name", "width", "layers", "steps", "warmup", "batch", "learning_rate")),
+        *("scale.max_words", "scale.pairs"),
         *(f"decoding.{key}" for key in ("beam_size", "length_penalty", "max_extra", "precision")),
     }
 )
