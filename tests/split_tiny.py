@@ -7,7 +7,7 @@ from collections import Counter
 
 from aiayn.corpus import EMBEDDED, Files, Pair, Split, read_pairs
 
-HELD_OUT: dict[Split, int] = {"dev": 7000, "test": 3000}
+HELD_OUT: dict[Split, int] = {"dev": 10_000, "test": 3000}
 
 
 def key(sentence: str) -> str:

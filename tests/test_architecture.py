@@ -56,6 +56,7 @@ MODULES = (
         "translate",
         "attention_maps",
         "table",
+        "criteria",
         *("export", "rivals", "sheets", "contest", "probe", "forecast", "growth", "breakdown", "bench"),
         "launcher",
         "plan",
