@@ -76,7 +76,8 @@ def test_each_row_differs_from_base_in_the_papers_cells_and_in_nothing_else():
 def test_every_row_composes_at_every_scale_to_what_the_command_line_gives(scale):
     for name in schema.ROWS:
         run = compose_row(f"experiment={name}", f"scale={scale}")
-        unscaled = dataclasses.replace(config.rows()[name], scale=run.scale)
+        # A scale may bring a vocabulary of its own
+        unscaled = dataclasses.replace(config.rows()[name], scale=run.scale, data=run.data)
         assert run == config.checked(config.scaled(unscaled)), name
         assert config.variation(run) == "", name
 
@@ -103,6 +104,13 @@ def test_the_paper_scale_changes_nothing_and_other_scales_multiply():
     assert mini.model.d_model == round(512 * mini.scale.width)
     assert mini.training.max_steps == round(100_000 * mini.scale.steps)
     assert (mini.model.num_heads, mini.model.dropout) == (8, 0.1)
+
+
+def test_a_vocabulary_that_is_asked_for_comes_before_the_scales_own():
+    own = compose_row("scale=small").data.vocab_size
+    assert own != compose_row("scale=paper").data.vocab_size
+    assert compose_row("scale=small", "data=wmt14_en_de").data.vocab_size == own
+    assert compose_row("scale=small", "data=wmt14_en_de", "data.vocab_size=8009").data.vocab_size == 8009
 
 
 def test_a_config_file_gives_the_same_run_back(tmp_path):
