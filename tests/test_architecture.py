@@ -57,6 +57,7 @@ MODULES = (
         "translate",
         "attention_maps",
         "table",
+        "criteria",
         *("export", "rivals", "sheets", "contest", "probe", "growth", "bench"),
         "launcher",
         "plan",

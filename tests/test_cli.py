@@ -61,6 +61,7 @@ def test_every_example_of_the_manual_composes(tmp_path, monkeypatch):
     monkeypatch.setattr("aiayn.translate.main", lambda run: None)
     monkeypatch.setattr("aiayn.prepare.main", lambda run: None)
     monkeypatch.setattr("aiayn.table.main", lambda run: None)
+    monkeypatch.setattr("aiayn.criteria.main", lambda run: None)
     monkeypatch.setattr("aiayn.page.main", lambda run: None)
     monkeypatch.setattr("aiayn.attention_maps.main", lambda run: None)
     monkeypatch.setattr("aiayn.export.main", lambda run: None)

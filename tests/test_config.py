@@ -79,9 +79,9 @@ FACTORS = {
     "small": {
         "width": "1/4",
         "layers": "1/2",
-        "steps": "0.045",
-        "warmup": "1/5",
-        "batch": "1/20",
+        "steps": "0.09",
+        "warmup": "0.15",
+        "batch": "0.016",
         "learning_rate": "1/2",
     },
     "mini": {
@@ -94,7 +94,7 @@ FACTORS = {
 }
 BASE = {  # N, d_model, d_ff, d_k, updates, warm-up, tokens an update, updates between checkpoints, factor of Eq. 3
     "paper": (6, 512, 2048, 64, 100_000, 4_000, 25_000, 5_000, 1.0),
-    "small": (3, 128, 512, 16, 4_500, 800, 1_250, 225, 0.5),
+    "small": (3, 128, 512, 16, 9_000, 600, 400, 450, 0.5),
     "mini": (3, 96, 384, 12, 1_250, 500, 1_000, 62, 0.6),
     "smoke": (3, 32, 128, 4, 4, 4, 250, 1, 1.0),
 }
@@ -156,6 +156,13 @@ def test_the_paper_scale_changes_nothing_and_other_scales_multiply():
     assert mini.model.d_model == round(512 * mini.scale.width)
     assert mini.training.max_steps == round(100_000 * mini.scale.steps)
     assert (mini.model.num_heads, mini.model.dropout) == (8, 0.1)
+
+
+def test_a_vocabulary_that_is_asked_for_comes_before_the_scales_own():
+    own = compose_row("scale=small").data.vocab_size
+    assert own != compose_row("scale=paper").data.vocab_size
+    assert compose_row("scale=small", "data=wmt14_en_de").data.vocab_size == own
+    assert compose_row("scale=small", "data=wmt14_en_de", "data.vocab_size=8009").data.vocab_size == 8009
 
 
 def test_a_config_file_gives_the_same_run_back(tmp_path):

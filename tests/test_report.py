@@ -104,13 +104,25 @@ def test_every_format_names_scale_factors_data_and_seeds(form: str) -> None:
 @pytest.mark.parametrize("form", ["terminal", "md", "latex"])
 def test_the_caption_says_what_every_factor_multiplies_and_which_bleu(form: str) -> None:
     text = " ".join(render(table(), form, wide()).replace(r"$\times$", "×").split())
-    for name, factor in dataclasses.asdict(command("mini").scale).items():
-        if name != "name" and factor != 1:
+    for name, factor in results.factors(command("mini").scale).items():
+        if factor != 1:
             assert f"{name.replace('_', ' ')} × {factor:g}" in text
     assert "BLEU is the paper's recipe" in text
     assert "20 of 20 rows finished" in text
     assert "not the paper's conditions" in text
     assert "not the paper's conditions" not in render(paper_table(), form, wide())
+
+
+def test_caption_and_csv_say_which_part_of_the_corpus_was_used() -> None:
+    whole, part = ({"max_words": 0, "pairs": 0}, {"max_words": 7, "pairs": 14_009})
+    for selection, expected in ((whole, False), (part, True)):
+        made = table()
+        made = dataclasses.replace(made, scale=dataclasses.replace(made.scale, **selection))
+        text = render(made, "md")
+        assert ("Of all splits, pairs of at most 7 words a side." in text) == expected
+        assert ("Training text: the first 14,009 of its pairs." in text) == expected
+        first = csv_rows(made)[0]
+        assert (first["scale_max_words"], first["scale_pairs"]) == tuple(map(str, selection.values()))
 
 
 def test_the_caption_says_which_tokenizer_the_perplexities_have() -> None:

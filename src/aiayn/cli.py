@@ -24,6 +24,7 @@ COMMANDS = {
     "evaluate": "perplexity, bits per character and BLEU of a trained row",
     "translate": "standard input to standard output, n lines in, n lines out",
     "table": "Table 3, paper and ours, from what is trained",
+    "criteria": "does a scale train as the paper does: epochs, convergence, stability, the dev set's size",
     "report": "one page: Table 3, its runs, curves and figures, the paper's claims tested",
     "attention": "where every head of every layer looks, for a sentence",
     "dashboard": "a W&B workspace that compares the rows, or what it would be made of",
@@ -67,6 +68,9 @@ EXAMPLES = {
     "table": [
         ("aiayn table", "in the terminal"),
         ("aiayn table format=md scale=smoke > table.md", "as Markdown (or csv, latex), another scale"),
+    ],
+    "criteria": [
+        ("aiayn criteria scale=small seed=0", "of the rows that are trained with that seed, and what they miss")
     ],
     "report": [("aiayn report", "runs/tiny-mini/report/report.html, and the figures as SVG and PNG beside it")],
     "attention": [

@@ -154,6 +154,14 @@ def corpus_name(config: Config) -> str:
     return config.data.name + (".paper" if config.tokenizer == "paper" else "")
 
 
+def prepared_folder(config: Config) -> Path:
+    """`<prepared>/<data>`, with the scale's selection behind it: `tiny-7words-6000pairs`."""
+    scale = config.scale
+    words = f"-{scale.max_words}words" if scale.max_words else ""
+    pairs = f"-{scale.pairs}pairs" if scale.pairs else ""
+    return Path(config.prepared) / f"{corpus_name(config)}{words}{pairs}"
+
+
 def setting(config: Config) -> str:
     """The corpus's name; behind it fidelity and precision, where they are not the paper's and 32 bits: other tables."""
     fidelity = "" if config.fidelity.name == "paper" else f".{config.fidelity.name}"

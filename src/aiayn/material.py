@@ -108,7 +108,7 @@ def _corpus(folder: Path) -> _Corpus:
 def _translated(run: Config, table: Table, open_corpus: Callable[[Path], _Corpus]) -> _Translated:
     folder = config.sweep_folder(run)
     try:
-        corpus = open_corpus(Path(run.prepared) / config.corpus_name(run))
+        corpus = open_corpus(config.prepared_folder(run))
     except (DataError, OSError) as error:
         return _Translated(None, {}, {}, f"No paired bootstrap and no samples: {printable(str(error))}")
     found = {

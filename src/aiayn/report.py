@@ -63,8 +63,10 @@ def caption(table: Table) -> str:
     seeds = ", ".join(map(str, table.seeds)) or "none finished"
     deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
     sentences = [
-        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.{_settings(table)}"
-        f" Precision: {look_up(table.reference, 'config.hardware.precision')}.",
+        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.{_settings(table)}",
+        f"Of all splits, pairs of at most {table.scale.max_words} words a side." if table.scale.max_words else "",
+        f"Training text: the first {table.scale.pairs:,} of its pairs." if table.scale.pairs else "",
+        f"Precision: {look_up(table.reference, 'config.hardware.precision')}.",
         f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
         "diff is ours minus the paper's.",
         ""
@@ -193,7 +195,7 @@ def _csv(table: Table) -> str:
         record |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
         record |= {"data": table.data, "precision": look_up(table.reference, "config.hardware.precision")}
         record |= {"comparable": table.comparable, "scale": table.scale.name}
-        record |= {f"scale_{name}": factor for name, factor in factors(table.scale).items()}
+        record |= {f"scale_{name}": value for name, value in dataclasses.asdict(table.scale).items() if name != "name"}
         record |= ranks
         record |= {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
         records.append(record)

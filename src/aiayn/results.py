@@ -266,7 +266,7 @@ def row_group(row: str) -> str:
 
 def comparable(scale: Scale, data: Mapping[str, Any]) -> bool:
     """Whether figures of this scale and these data settings may stand beside the paper's."""
-    return not unlike(data, PAPER_DATA) and all(factor == 1 for factor in factors(scale).values())
+    return not unlike(data, PAPER_DATA) and changes_nothing(scale)
 
 
 def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
@@ -281,7 +281,13 @@ def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
 
 def factors(scale: Scale) -> dict[str, float]:
     """What a scale multiplies, and by how much."""
-    return {name: factor for name, factor in dataclasses.asdict(scale).items() if name != "name"}
+    others = ("name", "max_words", "pairs")
+    return {name: factor for name, factor in dataclasses.asdict(scale).items() if name not in others}
+
+
+def changes_nothing(scale: Scale) -> bool:
+    """Whether rows and text are the paper's: every factor is 1, every pair is used."""
+    return all(factor == 1 for factor in factors(scale).values()) and not (scale.max_words or scale.pairs)
 
 
 def _read_run(folder: Path, experiment: str, seed: int) -> Run:

@@ -116,8 +116,7 @@ def _averaged(line: Line, run: Config) -> str:
 
 def _as_published(table: Table, run: Config) -> bool:
     corpus = f"wmt14_{languages(run).replace('-', '_')}"
-    unlike = results.unlike(table.reference["config"]["data"], corpus)
-    return not unlike and all(factor == 1 for factor in results.factors(run.scale).values())
+    return not results.unlike(table.reference["config"]["data"], corpus) and results.changes_nothing(run.scale)
 
 
 def _cells(line: Line, run: Config, dataset: Dataset) -> Iterator[str]:

@@ -227,6 +227,7 @@ def finish(
         "steps": run.training.max_steps,
         "source_tokens": record.source_tokens,
         "target_tokens": record.target_tokens,
+        "epochs": round(record.target_tokens / len(dataset.pairs("train").target_ids), 3),
         "train_seconds": round(record.seconds, 3),
         "device_seconds": {device: round(passed, 3) for device, passed in record.device_seconds.items()},
         "target_tokens_per_second": round(record.target_tokens / record.seconds, 1),
