@@ -82,6 +82,7 @@ def test_lengths_are_log_normal_with_the_mean_asked_for_and_both_sides_alike():
     assert (pairs.source_ids == EOS).sum() == len(pairs)
 
 
+@pytest.mark.slow
 def test_training_gives_every_line_the_same_tokens_and_equal_first_results(run):
     part = contest.training(run, ["fp32", "bf16"], "cpu")
     assert len(part["target_tokens"]) == len(part["source_tokens"]) == 3
@@ -137,6 +138,7 @@ def test_ours_takes_part_in_every_way_that_there_is(run, monkeypatch, device, ti
     assert list(contest._ours(build(run, 25), device, tiled)) == expected
 
 
+@pytest.mark.slow
 def test_decoding_compares_outputs_before_it_measures(run):
     part = contest.decoding(run, ["fp32", "int8"], "cpu", beam_size=4)
     for line in part["lines"]:

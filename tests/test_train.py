@@ -91,6 +91,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(t
         train.train(toy_run, folder)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_path, aiayn):
     """With dropout: a micro-batch has its own randomness, wherever it is computed."""
     states = []
