@@ -447,6 +447,7 @@ def swept(digits, finished, aiayn_in, tmp_path_factory) -> Swept:
     return folders, first, written, aiayn_in(folder, *command)
 
 
+@pytest.mark.slow
 def test_workers_beside_one_that_fails_finish_and_the_sweep_exits_with_1(swept):
     folders, first, written, _ = swept
     assert folders[1] / "result.json" in written
@@ -457,6 +458,7 @@ def test_workers_beside_one_that_fails_finish_and_the_sweep_exits_with_1(swept):
     assert "Traceback" not in first.stdout + first.stderr
 
 
+@pytest.mark.slow
 def test_a_sweep_again_does_only_what_is_missing(swept):
     folders, _, written, again = swept
     assert "2 runs, 1 finished before" in again.stdout
@@ -465,6 +467,7 @@ def test_a_sweep_again_does_only_what_is_missing(swept):
     assert not (folders[0] / "failure.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("signals")
 def test_a_run_of_a_sweep_has_the_bits_of_the_same_run_alone(swept, tmp_path):
     folders, *_ = swept
@@ -479,6 +482,7 @@ def test_a_run_of_a_sweep_has_the_bits_of_the_same_run_alone(swept, tmp_path):
     assert not equal(together, other)  # control: another seed
 
 
+@pytest.mark.slow
 def test_nothing_but_the_output_folder_appears_beside_it(swept):
     folders, *_ = swept
     root = folders[0].parents[3]
