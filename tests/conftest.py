@@ -1,5 +1,6 @@
 """One thread a test, a toy corpus, and the command line as a user runs it."""
 
+import copy
 import dataclasses
 import fcntl
 import os
@@ -52,22 +53,29 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return overrides
 
 
+TOY = (
+    *("scale=paper", "model.num_layers=1", "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.d_k=3"),
+    *("model.d_v=5", "training.max_steps=6", "training.warmup_steps=4", "training.tokens_per_update=64"),
+    *("training.checkpoint_every=1", "training.dev_every=2", "hardware.tokens_per_micro_batch=40"),
+    "wandb.mode=disabled",
+)
+
+
 @pytest.fixture
 def toy(digits: list[str], tmp_path: Path) -> list[str]:
     """Overrides for a run of 6 updates that takes a second: the digits, a tiny model, its own output folder."""
-    return [
-        *digits,
-        *("scale=paper", "model.num_layers=1", "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.d_k=3"),
-        *("model.d_v=5", "training.max_steps=6", "training.warmup_steps=4", "training.tokens_per_update=64"),
-        *("training.checkpoint_every=1", "training.dev_every=2", "hardware.tokens_per_micro_batch=40"),
-        *("wandb.mode=disabled", f"output={tmp_path}/runs"),
-    ]
+    return [*digits, *TOY, f"output={tmp_path}/runs"]
+
+
+@pytest.fixture(scope="session")
+def composed_toy(digits: list[str]) -> config.Config:
+    return config.compose_row(*digits, *TOY)
 
 
 @pytest.fixture
-def toy_run(toy: list[str]) -> config.Config:
-    """The same as a Config."""
-    return config.compose_row(*toy)
+def toy_run(composed_toy: config.Config, tmp_path: Path) -> config.Config:
+    """The same as a Config, composed once for all tests: Hydra takes longer than many a test."""
+    return dataclasses.replace(copy.deepcopy(composed_toy), output=f"{tmp_path}/runs")
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ def here(monkeypatch):
     monkeypatch.setattr(bench, "apart", lambda measure, *given: measure(*given))
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_and_writes_every_number(toy, tmp_path, capsys):
     sizes = ["model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.updates=1", "bench.rounds=1"]
     sizes.append("bench.kind=rivals")

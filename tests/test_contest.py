@@ -82,6 +82,7 @@ def test_lengths_are_log_normal_with_the_mean_asked_for_and_both_sides_alike():
     assert (pairs.source_ids == EOS).sum() == len(pairs)
 
 
+@pytest.mark.slow
 def test_training_gives_every_line_the_same_tokens_and_equal_first_results(run):
     part = contest.training(run, ["fp32", "bf16"], "cpu")
     assert len(part["target_tokens"]) == len(part["source_tokens"]) == 3
@@ -129,6 +130,7 @@ def test_ours_is_compiled_too_where_a_compiler_pays(run, device, expected):
     assert list(contest._ours(build(run, 25), device)) == expected
 
 
+@pytest.mark.slow
 def test_decoding_compares_outputs_before_it_measures(run):
     part = contest.decoding(run, ["fp32", "int8"], "cpu", beam_size=4)
     for line in part["lines"]:

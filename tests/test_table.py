@@ -12,6 +12,9 @@ import pytest
 
 from aiayn import checkpoint, config, storage
 
+# Twenty workers in turn, each of which imports everything anew
+pytestmark = pytest.mark.slow
+
 FORMATS = ("terminal", "md", "csv", "latex")
 SWEEP = ("train", "-cn", "table3", "scale=smoke", "wandb.mode=disabled")
 

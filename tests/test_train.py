@@ -104,6 +104,7 @@ def test_the_devices_at_work_are_gpus_or_the_cores_of_all_ranks(words, expected,
     assert train.devices_at_work(config.compose_row(*words)) == expected
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_path, aiayn):
     """With dropout, whose masks do not depend on which rank has a sentence."""
     states = []
