@@ -363,9 +363,9 @@ def test_a_result_on_other_text_than_is_prepared_here_finishes_nothing(toy_run, 
     assert jobs.is_finished(toy_run)
     for sha256, finished in (("e" * 64, False), (result_of(toy_run)["sha256"]["data"], True)):
         here = dataclasses.replace(toy_run, prepared=f"{toy_run.output}/{finished}")
-        storage.write_json(prepare.folder(here) / "manifest.json", {"sha256": sha256})
+        storage.write_json(config.prepared_folder(here) / "manifest.json", {"sha256": sha256})
         assert jobs.is_finished(here) == finished
-    storage.write_text(prepare.folder(here) / "manifest.json", "{")
+    storage.write_text(config.prepared_folder(here) / "manifest.json", "{")
     assert jobs.is_finished(here)  # nothing here says otherwise: it may have been trained elsewhere
 
 
