@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from aiayn import breakdown, config, schema
 from aiayn.breakdown import ATTENTION, GROUPS, NORMS, OPTIMISER, PRODUCTS, REST
+from aiayn.dropout import RandomBits, layer_keys, random_bits
 from aiayn.evaluate import build
 
 
@@ -74,11 +75,12 @@ def test_in_a_real_step_every_kind_of_work_is_found_and_all_together_are_the_ste
 def test_hardly_an_operator_of_forward_and_backward_is_left_over_and_without_scopes_all_are(run):
     model = build(run, run.data.vocab_size).train()
     x = torch.randn(64, run.model.d_model)
+    (bits,) = RandomBits.of_layers(random_bits(layer_keys(1, 2, "source", 1), 0, *x.shape), 1)
 
     def left_over() -> float:
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             layer = model.encoder[0]
-            layer.after_feed_forward(x, layer.feed_forward(x)).sum().backward()
+            layer.after_feed_forward(x, layer.feed_forward(x), bits).sum().backward()
         groups = [group for group, _ in breakdown.attributed(list(profiler.events()), False)]
         assert OPTIMISER not in groups
         return groups.count(REST) / len(groups)
