@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiayn import checkpoint, config, cores, evaluate, kernels
+from aiayn import checkpoint, config, cores, evaluate, kernels, translate
 from aiayn.batching import gather
+from aiayn.tokenizer import EOS
 
 
 @pytest.fixture
@@ -199,3 +200,34 @@ def test_a_search_in_fewer_bits_finds_almost_the_same(run):
     scores = [[hypothesis.score for hypothesis in found] for found in (full, fewer)]
     assert scores[0] != scores[1]  # control: it is another arithmetic
     assert np.allclose(*scores, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "translate"])
+def test_a_translation_may_be_longer_than_its_source_by_as_much_as_the_configuration_says(run, monkeypatch, command):
+    model, dataset, _ = evaluate.trained(run)
+    norm, eos = model.decoder[-1].after_feed_forward.norm, model.embedding.weight[EOS]
+    with torch.no_grad():  # the end is the least probable token everywhere
+        norm.weight.zero_()
+        norm.bias.copy_(-1000 * eos)
+        model.embedding.weight[:EOS] = model.embedding.weight[EOS + 1 :] = 0.0
+    search, found = evaluate.search, []
+
+    def watched(model, sources, *rest):
+        hypotheses = search(model, sources, *rest)
+        found.extend((len(source), len(hypothesis.ids)) for source, hypothesis in zip(sources, hypotheses, strict=True))
+        return hypotheses
+
+    for module in (evaluate, translate):
+        monkeypatch.setattr(module, "search", watched)
+    lengths = {}
+    for extra in (3, 11):
+        found.clear()
+        decoding = dataclasses.replace(run.decoding, max_extra=extra)
+        if command == "evaluate":
+            evaluate.evaluate(model, dataset, "dev", dataclasses.replace(run, decoding=decoding))
+        else:
+            list(translate.translate(model, dataset, decoding, run.hardware, [b"1 2 3\n", b"4 5\n"], pytest.fail))
+        # Both sides are counted with their ends, and no translation has one
+        assert {of_hypothesis - of_source for of_source, of_hypothesis in found} == {extra + 1}
+        lengths[extra] = list(found)
+    assert lengths[3] != lengths[11]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aiayn import config, devices, jobs, prepare, schema, storage, train
+from aiayn import config, devices, jobs, schema, storage, train
 from aiayn import worker as worker_module
 
 

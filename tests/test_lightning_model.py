@@ -14,13 +14,14 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 
-from aiayn import attention, transformer
+from aiayn import attention, lightning_model, transformer
 from aiayn.attention import Sentences
 from aiayn.batching import gather
 from aiayn.checkpoint import VerifiedCheckpointIO
 from aiayn.dataset import Pairs
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import LightningTransformer, NonFinite
+from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.tokenizer import EOS
 from aiayn.transformer import Transformer
 
@@ -275,6 +276,49 @@ def test_nothing_moves_when_the_loss_or_the_gradient_is_not_finite(poison, more)
     for old, new in zip(before, model.transformer.parameters(), strict=True):
         assert torch.equal(old.nan_to_num(5.0), new.nan_to_num(5.0))
     assert model.updates_done == 2
+
+
+@pytest.mark.parametrize("which", ["loss", "nats"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 0.0], ids=str)
+def test_nothing_moves_when_a_sum_is_not_finite_although_every_gradient_is(which, poison, monkeypatch):
+    def poisoned(*arguments, **options):
+        loss, nats = label_smoothed_cross_entropy(*arguments, **options)
+        return (loss + poison, nats) if which == "loss" else (loss, nats + poison)
+
+    monkeypatch.setattr(lightning_model, "label_smoothed_cross_entropy", poisoned)
+    model = module()
+    before = [parameter.detach().clone() for parameter in model.transformer.parameters()]
+    if poison == 0:  # control
+        fit(model, UPDATES[:1])
+        assert distance(model, before) > 1e-3
+        return
+    with pytest.raises(NonFinite, match="first parameter with a non-finite gradient: none"):
+        fit(model, UPDATES[:1])
+    assert bool(gradient(model).isfinite().all())
+    assert distance(model, before) == 0
+    assert model.updates_done == 0
+
+
+def test_gradients_are_sent_in_the_order_in_which_the_backward_pass_has_them():
+    model = module()
+    names = {id(parameter): name for name, parameter in model.transformer.named_parameters()}
+
+    def layers(parameters: list[torch.nn.Parameter]) -> list[str]:
+        """The layers in the order of the last gradient of each; the embedding is one."""
+        found = [".".join(names[id(parameter)].split(".")[:2]) for parameter in parameters]
+        return list(reversed(dict.fromkeys(reversed(found))))
+
+    arrived: list[torch.nn.Parameter] = []
+    for parameter in model.transformer.parameters():
+        parameter.register_post_accumulate_grad_hook(arrived.append)
+    loss_by_hand(model.transformer, EVEN, [0, 1, 2, 3]).backward()
+    order = layers(arrived)
+    # The encoder's output is used in all of the decoder's layers
+    assert order == ["decoder.1", "decoder.0", "encoder.1", "encoder.0", "embedding.weight"]
+    buckets = [parameter for bucket in model.gradient_sum.buckets for parameter in bucket]
+    assert layers(buckets) == order
+    assert {id(parameter) for parameter in buckets} == set(names)
+    assert layers(list(reversed(buckets))) != order  # control
 
 
 class Meeting:

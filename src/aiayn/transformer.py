@@ -28,7 +28,7 @@ class AddAndNorm(nn.Module):
         self.norm = nn.LayerNorm(d_model, eps=1e-6)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, sublayer_of_x: Tensor, bits: RandomBits | None) -> Tensor:
+    def forward(self, x: Tensor, sublayer_of_x: Tensor, bits: RandomBits | None = None) -> Tensor:
         """The input of a sub-layer and its output, added and normalised."""
         return self.norm(x + self.dropout(sublayer_of_x, bits))  # type: ignore[no-any-return]
 
@@ -58,7 +58,7 @@ class EncoderLayer(nn.Module):
         self.after_self_attention = AddAndNorm(d_model, dropout)
         self.after_feed_forward = AddAndNorm(d_model, dropout)
 
-    def forward(self, x: Tensor, sentences: Sentences, bits: Sequence[RandomBits | None]) -> Tensor:
+    def forward(self, x: Tensor, sentences: Sentences, bits: Sequence[RandomBits | None] = (None, None)) -> Tensor:
         """x (S, D) to (S, D), with the bits of both dropouts."""
         x = self.after_self_attention(x, self.self_attention(x, sentences, causal=False), bits[0])
         return self.after_feed_forward(x, self.feed_forward(x), bits[1])  # type: ignore[no-any-return]
@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
         memory: Tensor,
         sentences: Sentences,
         memory_sentences: Sentences,
-        bits: Sequence[RandomBits | None],
+        bits: Sequence[RandomBits | None] = (None, None, None),
     ) -> Tensor:
         """x (T, D) and the encoder's output (S, D) to (T, D), with the bits of all three dropouts."""
         x = self.after_self_attention(x, self.self_attention(x, sentences, causal=True), bits[0])
