@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from aiayn import checkpoint, cores, jobs, kernels, metrics, progress, storage, table2
+from aiayn import checkpoint, cores, jobs, kernels, metrics, progress, storage, table2, tiles
 from aiayn.batching import evaluation_batches, gather
 from aiayn.beam_search import Hypothesis, translate_ids
 from aiayn.config import decoded_as_its_row, run_folder, variation
@@ -63,11 +63,20 @@ def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int)
 
 
 def can_search(decoding: Decoding) -> None:
-    """Raises ValueError where 8 bits are asked for and torch has no oneDNN, or a C compiler and none works."""
+    """Raises ConfigError where 8 bits are asked for and torch has no oneDNN, or a C compiler and none works."""
     if decoding.precision == "int8" and not ONEDNN:
         raise ConfigError("decoding.precision=int8: this torch has no oneDNN, which computes in 8 bits; use full")
     if decoding.compile:
-        kernels.library()
+        try:
+            kernels.library()
+        except ValueError as error:  # its own, of the compiler
+            raise ConfigError(str(error)) from error
+
+
+def can_attend(hardware: Hardware) -> None:
+    """Raises ConfigError where attention in tiles is asked for and this machine has no GPU or no Triton for it."""
+    if hardware.attention == "tiles" and not tiles.available(torch.device("cuda")):
+        raise ConfigError("hardware.attention=tiles: needs a GPU since Ampere and Triton (aiayn[tiles]); give flash")
 
 
 def search(
@@ -132,6 +141,7 @@ def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
     if not run_folder(config).exists():
         config = decoded_as_its_row(config)
     jobs.check(config)
+    can_attend(config.hardware)
     folder = run_folder(config)
     paths = checkpoint.newest(folder / "checkpoints", config.average)
     if not paths:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiayn import config, devices, flops, jobs, prepare, wmt
-from aiayn.corpus import read_pairs
+from aiayn.corpus import DataError, read_pairs
 from aiayn.dataset import Dataset
 from aiayn.devices import Turn
 from aiayn.evaluate import parameters
@@ -217,10 +217,10 @@ def refusals(planned: list[Row], written: list[Disk]) -> list[str]:
 
 def main(run: Config) -> None:
     """Prints the plan, then raises what stands in its way: ConfigError, or DataError for damaged text."""
-    failure: ValueError | None = None
+    failure: ConfigError | DataError | None = None
     try:
         corpus = corpus_of(run)
-    except ValueError as error:
+    except (ConfigError, DataError) as error:
         failure, corpus = error, Corpus(found=f"REFUSED: {error}")
     planned = [estimate(row, corpus) for row in rows(run)]
     hardware = run.hardware
