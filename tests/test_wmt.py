@@ -235,7 +235,7 @@ def test_an_archive_that_is_not_wmts_is_refused_and_left_alone(run, server, tmp_
 def test_an_archive_of_ours_that_was_altered_is_refused_with_the_command_after_which_it_comes_again(run, server):
     """Control of the test above, whose archive does not come again."""
     downloads = prepare.archives(run)
-    wmt.fetch(wmt.CORPORA[run.data.name], downloads, lambda message: None, lambda: None)
+    wmt.fetch(wmt.CORPORA[run.data.name], downloads, lambda message: None)
     path = downloads / "training-parallel-nc-v9.tgz"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(
