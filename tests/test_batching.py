@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiayn import batching, dataset
-from aiayn.batching import Updates, epoch_plan, evaluation_batches, gather, micro_batches, rows_of_part
+from aiayn.batching import Batch, Updates, epoch_plan, evaluation_batches, gather, micro_batches, rows_of_part
 from aiayn.dataset import Lengths, Pairs
 from aiayn.tokenizer import BOS, EOS
 
@@ -54,13 +54,17 @@ def pairs_of(sentences: list[tuple[list[int], list[int]]]) -> Pairs:
 # gather
 
 
+def tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+
+
 def test_a_batch_holds_the_chosen_sentences_in_the_order_asked_for() -> None:
     batch = gather(pairs_of([([5, 6], [7]), ([], [8, 9, 10]), ([11], [12, 13])]), np.array([2, 0]))
     assert batch.source.tolist() == [11, EOS, 5, 6, EOS]
     assert batch.source_offsets.tolist() == [0, 2, 5]
     assert batch.target.tolist() == [12, 13, EOS, 7, EOS]
     assert batch.target_offsets.tolist() == [0, 3, 5]
-    assert {tensor.dtype for tensor in vars(batch).values()} == {torch.int64}
+    assert {tensor.dtype for tensor in tensors(batch).values()} == {torch.int64}
 
 
 def test_the_decoder_input_is_the_target_offset_by_one_inside_each_sentence() -> None:
@@ -71,12 +75,13 @@ def test_the_decoder_input_is_the_target_offset_by_one_inside_each_sentence() ->
 
 def test_a_filler_is_a_batch_without_tokens() -> None:
     batch = gather(pairs_of([([5], [7])]), np.array([], dtype=np.int64))
-    assert [len(tensor) for tensor in vars(batch).values()] == [0, 0, 0, 1, 1]
+    assert [len(tensor) for tensor in tensors(batch).values()] == [0, 0, 0, 1, 1]
 
 
 def test_a_batch_s_tokens_move_and_its_offsets_stay_on_the_host() -> None:
-    batch = gather(pairs_of([([5], [7])]), np.array([0])).to("meta")
-    assert {name: tensor.is_meta for name, tensor in vars(batch).items()} == {
+    batch = gather(pairs_of([([5], [7])]), np.array([0]), 11, 13).to("meta")
+    assert (batch.first_source, batch.first_target) == (11, 13)
+    assert {name: tensor.is_meta for name, tensor in tensors(batch).items()} == {
         **dict.fromkeys(("source", "target", "target_input"), True),
         **dict.fromkeys(("source_offsets", "target_offsets"), False),
     }
@@ -216,7 +221,7 @@ def test_the_memory_of_a_plan_does_not_grow_with_the_corpus(monkeypatch) -> None
 
 def test_another_process_makes_the_same_plan() -> None:
     program = (
-        "import numpy as np; from aiayn.batching import epoch_plan; from aiayn.dataset import Lengths;"
+        "import numpy as np; from aiayn.batching import Batch, epoch_plan; from aiayn.dataset import Lengths;"
         "sides = (Lengths(np.cumsum([0, *side])) for side in (range(1, 48), range(47, 0, -1)));"
         "print([u.tolist() for u in epoch_plan(*sides, 61, 5, 7)])"
     )
