@@ -88,7 +88,7 @@ FACTORS = {
         **{"width": "3/16", "layers": "1/2", "steps": "1/80", "warmup": "1/8", "batch": "1/25", "learning_rate": "3/5"}
     },
     "smoke": {
-        **{"width": "1/16", "layers": "1/2", "steps": "1/25000", "warmup": "1/1000", "batch": "1/100"},
+        **{"width": "1/16", "layers": "1/2", "steps": "1/25000", "warmup": "1/1000", "batch": "0.011"},
         **{"learning_rate": "1"},
     },
 }
@@ -96,7 +96,7 @@ BASE = {  # N, d_model, d_ff, d_k, updates, warm-up, tokens an update, updates b
     "paper": (6, 512, 2048, 64, 100_000, 4_000, 25_000, 5_000, 1.0),
     "small": (3, 128, 512, 16, 9_000, 600, 400, 450, 0.5),
     "mini": (3, 96, 384, 12, 1_250, 500, 1_000, 62, 0.6),
-    "smoke": (3, 32, 128, 4, 4, 4, 250, 1, 1.0),
+    "smoke": (3, 32, 128, 4, 4, 4, 275, 1, 1.0),
 }
 SCALED_BY = {
     "layers": ("num_layers",),
@@ -233,3 +233,21 @@ def test_no_value_stands_twice_in_conf_and_experiments():
         for section in ("model", "training"):
             for key, value in row.get(section, {}).items():
                 assert base[section][key] != value, f"{name} repeats {section}.{key}"
+
+
+OWN_FILES = [
+    f"data.{split}_{side}=mine.{split}.{side}" for split in ("train", "dev", "test") for side in ("source", "target")
+]
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+@pytest.mark.parametrize("data", ["tiny", "files", "wmt14_en_de", "wmt14_en_fr"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_scale_composes_with_every_corpus_and_hardware_for_every_row(scale, data, hardware):
+    words = (f"scale={scale}", f"data={data}", f"hardware={hardware}", *(OWN_FILES if data == "files" else ()))
+    for fidelity in ("paper", "released_code"):
+        like = compose_row(*words, f"fidelity={fidelity}")
+        assert [config.row(name, like).experiment for name in schema.ROWS] == [*schema.ROWS]
+    # Control: a sentence that no update can hold is refused
+    with pytest.raises(ConfigError, match="tokens_per_update"):
+        compose_row(*words, "data.max_length=90000", "hardware.tokens_per_micro_batch=90000")

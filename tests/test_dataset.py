@@ -95,6 +95,29 @@ def decoded(dataset: Dataset, split, side) -> list[str]:
     return dataset.tokenizer.decode(sentences)
 
 
+# What is refused before anything is learned from it
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_unequal_files_are_refused_before_a_vocabulary_is_trained_on_them(split, text, tmp_path, monkeypatch) -> None:
+    trained = []
+    train = sentencepiece.SentencePieceTrainer.train
+
+    def watched(**options: Any) -> None:
+        trained.append(options["vocab_size"])
+        train(**options)
+
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", watched)
+    unequal = Path(shutil.copytree(text, tmp_path / "text"))
+    with (unequal / f"{split}.de").open("a") as file:
+        file.write("one more\n")
+    with pytest.raises(DataError, match=rf"{split}\.en has \d+ lines, .*{split}\.de has \d+"):
+        prepare_here(tmp_path / "small", unequal)
+    assert trained == []
+    prepare_here(tmp_path / "small", text)  # control: with equal files it is trained, and that is seen here
+    assert trained == [VOCAB_SIZE]
+
+
 # What is prepared
 
 

@@ -4,7 +4,7 @@ import ctypes
 import hashlib
 import json
 import shlex
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -187,6 +187,9 @@ def prepare(
         stages = _Stages(folder, settings)
         text = origin.text()
         if not stages.complete("tokenizer", progress):
+            # Unfit text is refused now, not after minutes of training a vocabulary; the training text is read for that
+            for split in SPLITS[1:]:
+                deque(read(split, text[split], selection, Counter()), maxlen=0)
             pairs = _training_pairs(text["train"], selection)
             if moses:
                 progress(f"learning {moses_bpe.MERGES} merges of Moses tokens")
