@@ -128,7 +128,7 @@ def test_a_config_file_gives_the_same_run_back(tmp_path):
         ("training.label_smoothing=-0.1", ("training.label_smoothing", "-0.1", "at least 0")),
         ("model.dropout=nan", ("model.dropout", "nan", "below 1")),
         ("training.adam_epsilon=inf", ("training.adam_epsilon", "inf", "at most 1")),
-        ("model.d_model=517", ("model.d_model", "97", "even")),
+        ("model.d_model=517", ("model.d_model", "129", "even")),
         ("training.tokens_per_update=100", ("training.tokens_per_update", "data.max_length")),
         ("seed=abc", ("seed", "abc")),
         ("wandb.mode=maybe", ("wandb.mode", "maybe", "offline, online, disabled")),
