@@ -43,6 +43,7 @@ MODULES = (
         "columns",
         "report",
         "table2",
+        "criteria",
     ),
     *("claims", "curves", "drawing", "figures", "material", "html", "page"),
     *(
@@ -56,7 +57,6 @@ MODULES = (
         "translate",
         "attention_maps",
         "table",
-        "criteria",
         *("export", "rivals", "sheets", "contest", "probe", "forecast", "growth", "breakdown", "bench"),
         "launcher",
         "plan",

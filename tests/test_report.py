@@ -122,6 +122,12 @@ def test_caption_and_csv_say_which_part_of_the_corpus_was_used() -> None:
         assert (first["scale_max_words"], first["scale_pairs"]) == tuple(map(str, selection.values()))
 
 
+def test_the_caption_says_which_criteria_for_a_scale_are_missed() -> None:
+    missed = ("the corpus is seen 15 to 40 times (19 rows)", "no relapse (c_n8 +0.17)")
+    for made, expected in ((table(), False), (dataclasses.replace(table(), missed=missed), True)):
+        assert (f"Criteria for a scale that are missed: {'; '.join(missed)}." in render(made, "md")) == expected
+
+
 def test_the_caption_says_which_tokenizer_the_perplexities_have() -> None:
     usual, papers = (render(table("paper", data), "md") for data in ("wmt14_en_de", "wmt14_en_de.paper"))
     assert "ours with ours (tokenizer=sentencepiece: " in usual

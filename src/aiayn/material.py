@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiayn import checkpoint, claims, config, curves, metrics, progress, results, storage
+from aiayn import checkpoint, claims, config, criteria, curves, metrics, progress, results, storage
 from aiayn.corpus import DataError
 from aiayn.dataset import Dataset
 from aiayn.figures import Runs
@@ -30,7 +30,9 @@ class Material:
 def gather(run: Config) -> Material:
     """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out."""
     folder = config.sweep_folder(run)
-    table = results.table(config.rows(run.fidelity.name), results.read_runs(folder), run.scale, config.setting(run))
+    table = criteria.judged(
+        results.table(config.rows(run.fidelity.name), results.read_runs(folder), run.scale, config.setting(run)), folder
+    )
     named = [(line.name, found) for line in table.lines for found in line.runs]
     read = {
         (row, found.seed): curves.read(folder / row / f"seed{found.seed}")

@@ -180,6 +180,7 @@ class Table:
     scale: Scale
     data: str
     others: int  # runs with other settings than these rows'
+    missed: tuple[str, ...] = ()  # what these rows miss of the criteria for a scale
 
     @property
     def base(self) -> Line:

@@ -4,13 +4,15 @@ import sys
 
 from rich.console import Console
 
-from aiayn import config, report, results
+from aiayn import config, criteria, report, results
 from aiayn.schema import Config
 
 
 def main(run: Config) -> None:
     """Prints the table of `<output>/<data>-<scale>` in the format asked for."""
-    runs = results.read_runs(config.sweep_folder(run))
-    table = results.table(config.rows(run.fidelity.name), runs, run.scale, config.setting(run))
+    folder = config.sweep_folder(run)
+    table = criteria.judged(
+        results.table(config.rows(run.fidelity.name), results.read_runs(folder), run.scale, config.setting(run)), folder
+    )
     text = report.render(table, run.format, Console() if run.format == "terminal" else None)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
