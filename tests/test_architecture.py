@@ -44,6 +44,7 @@ MODULES = (
         "claims",
         "report",
         "table2",
+        "criteria",
     ),
     *("ladder", "curves", "drawing", "figures", "material", "html", "page"),
     *(
@@ -57,7 +58,6 @@ MODULES = (
         "translate",
         "attention_maps",
         "table",
-        "criteria",
         *("export", "rivals", "sheets", "contest", "probe", "growth", "bench"),
         "launcher",
         "plan",

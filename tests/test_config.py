@@ -85,7 +85,14 @@ FACTORS = {
         "learning_rate": "1/2",
     },
     "mini": {
-        **{"width": "3/16", "layers": "1/2", "steps": "1/80", "warmup": "1/8", "batch": "1/25", "learning_rate": "3/5"}
+        **{
+            "width": "1/4",
+            "layers": "1/2",
+            "steps": "0.024",
+            "warmup": "0.12",
+            "batch": "0.012",
+            "learning_rate": "1/2",
+        }
     },
     "smoke": {
         **{"width": "1/16", "layers": "1/2", "steps": "1/25000", "warmup": "1/1000", "batch": "0.011"},
@@ -95,7 +102,7 @@ FACTORS = {
 BASE = {  # N, d_model, d_ff, d_k, updates, warm-up, tokens an update, updates between checkpoints, factor of Eq. 3
     "paper": (6, 512, 2048, 64, 100_000, 4_000, 25_000, 5_000, 1.0),
     "small": (3, 128, 512, 16, 9_000, 600, 400, 450, 0.5),
-    "mini": (3, 96, 384, 12, 1_250, 500, 1_000, 62, 0.6),
+    "mini": (3, 128, 512, 16, 2_400, 480, 300, 120, 0.5),
     "smoke": (3, 32, 128, 4, 4, 4, 275, 1, 1.0),
 }
 SCALED_BY = {
@@ -180,7 +187,7 @@ def test_a_config_file_gives_the_same_run_back(tmp_path):
         ("training.label_smoothing=-0.1", ("training.label_smoothing", "-0.1", "at least 0")),
         ("model.dropout=nan", ("model.dropout", "nan", "below 1")),
         ("training.adam_epsilon=inf", ("training.adam_epsilon", "inf", "at most 1")),
-        ("model.d_model=517", ("model.d_model", "97", "even")),
+        ("model.d_model=517", ("model.d_model", "129", "even")),
         ("training.tokens_per_update=100", ("training.tokens_per_update", "data.max_length")),
         ("seed=abc", ("seed", "abc")),
         ("wandb.mode=maybe", ("wandb.mode", "maybe", "offline, online, disabled")),

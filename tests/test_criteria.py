@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiayn import config, criteria
+from aiayn import config, criteria, results
 from aiayn.schema import ROWS, Config, ConfigError
 
 UPDATES = 1000
@@ -129,3 +129,21 @@ def test_metrics_thinned_to_a_half_give_the_same_verdicts(run, capsys):
     rows = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(row for i, row in enumerate(rows) if "dev" in row or i % 2 == 0))
     assert said(run, capsys) == whole
+
+
+def test_a_table_names_what_its_first_seed_misses_and_leaves_out_what_is_damaged(run):
+    def missed() -> tuple[str, ...]:
+        folder = config.sweep_folder(run)
+        made = results.table(config.rows(), results.read_runs(folder), run.scale, "tiny")
+        return criteria.judged(made, folder).missed
+
+    assert missed() == ()
+    finished(run, "base", 1)
+    assert missed() == ()
+    for row in ("a_h1", "a_h4", "a_h16"):
+        finished(run, row, 1, half=1.75)
+    assert missed() == ("the bootstrap 95 % interval of BLEU is at most ±1.5 (a_h1 1.75, a_h4 1.75, a_h16 1.75)",)
+    damaged = finished(run, "a_h32", 1, half=1.75)
+    assert missed() == ("the bootstrap 95 % interval of BLEU is at most ±1.5 (4 rows)",)
+    (damaged / "metrics.jsonl").write_text("{}\nno JSON\n")
+    assert "a_h16 1.75)" in missed()[0]

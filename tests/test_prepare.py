@@ -24,7 +24,7 @@ SIDES = [(split, side) for split in ("train", "dev", "test") for side in ("sourc
 @pytest.fixture
 def run(digits, tmp_path) -> config.Config:
     """The digits, to be prepared in a folder of its own."""
-    return config.compose_row(*digits, f"prepared={tmp_path}/prepared", f"output={tmp_path}/runs")
+    return config.compose_row(*digits, "scale=paper", f"prepared={tmp_path}/prepared", f"output={tmp_path}/runs")
 
 
 def with_files(run: config.Config, **paths: str) -> config.Config:
@@ -144,6 +144,7 @@ def test_the_papers_tokenizer_makes_a_corpus_of_its_own_beside_the_other(tmp_pat
     words = [
         "data=files",
         "data.name=news",
+        "scale=paper",
         f"prepared={tmp_path}",
         *(f"data.{key}={path}" for key, path in files.items()),
     ]

@@ -1,5 +1,6 @@
 """`aiayn criteria`: do the rows of a scale train as the paper's do? Read from finished runs alone."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiayn import config, results, storage
-from aiayn.results import METRICS, Line, Run, look_up
+from aiayn.results import METRICS, Line, Run, Table, look_up
 from aiayn.schema import ROWS, Config, ConfigError
 
 Points = Sequence[tuple[int, float]]
@@ -133,8 +134,38 @@ def alike(rows: Mapping[str, Config]) -> list[tuple[str, str]]:
     return [(one, other) for one, other in itertools.combinations(rows, 2) if own(rows[one]) == own(rows[other])]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the finished rows say of one criterion."""
+
+    text: str
+    missed: tuple[str, ...]  # rows that miss it, with their values
+    known: int  # rows that can tell
+    rows: int  # rows that must fulfil it
+
+    def __str__(self) -> str:
+        if self.missed:
+            return f"MISSED: {self.text} ({', '.join(self.missed)})"
+        return f"{'holds' if self.known == self.rows else 'open'}: {self.text} ({self.known} of {self.rows} rows)"
+
+
+def verdicts(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> list[Verdict]:
+    """Of every criterion: of the rows that are there, which miss it."""
+    made = []
+    for criterion in CRITERIA:
+        measured = {row: criterion.value(found[row]) for row in criterion.rows if row in found}
+        known = {row: value for row, value in measured.items() if not math.isnan(value)}
+        missed = [f"{row} {value:{criterion.form}}" for row, value in known.items() if not criterion.holds(value)]
+        made.append(Verdict(criterion.text, tuple(missed), len(known), len(criterion.rows)))
+    narrow = min(row.model.d_k for row in rows.values())
+    missed = [f"d_k {narrow}"] if narrow < 4 else []
+    missed += [f"{one} = {other}" for one, other in alike(rows)]
+    every = "no row degenerates: d_k is at least 4, no two rows are equal"
+    return [*made, Verdict(every, tuple(missed), len(rows), len(rows))]
+
+
 def text(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> str:
-    """A Markdown table of all rows, then what holds: of the rows that are there, which miss a criterion."""
+    """A Markdown table of all rows, then the verdicts."""
     lines = [
         f"| row | {' | '.join(criterion.column for criterion in CRITERIA)} | minutes |",
         f"|---|{'---|' * (len(CRITERIA) + 1)}",
@@ -145,22 +176,32 @@ def text(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> str:
     absent = [row for row in ROWS if row not in found]
     lines += ["", f"{len(found)} rows, {sum(run.minutes for run in found.values()):.0f} minutes of training"]
     lines += [f"missing: {', '.join(absent)}"] if absent else []
-    for criterion in CRITERIA:
-        measured = {row: criterion.value(found[row]) for row in criterion.rows if row in found}
-        known = {row: value for row, value in measured.items() if not math.isnan(value)}
-        missed = [f"{row} {value:{criterion.form}}" for row, value in known.items() if not criterion.holds(value)]
-        lines.append(_verdict(criterion.text, missed, len(known), len(criterion.rows)))
-    narrow = min(row.model.d_k for row in rows.values())
-    missed = [f"d_k {narrow}"] if narrow < 4 else []
-    missed += [f"{one} = {other}" for one, other in alike(rows)]
-    lines.append(_verdict("no row degenerates: d_k is at least 4, no two rows are equal", missed, len(rows), len(rows)))
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"- {verdict}" for verdict in verdicts(found, rows))])
 
 
-def _verdict(criterion: str, missed: list[str], known: int, all_rows: int) -> str:
-    if missed:
-        return f"- MISSED: {criterion} ({', '.join(missed)})"
-    return f"- {'holds' if known == all_rows else 'open'}: {criterion} ({known} of {all_rows} rows)"
+def behaviours(table: Table, folder: Path, seed: int) -> dict[str, Behaviour]:
+    """The rows of a table that are finished with a seed; those whose files are damaged are left out."""
+    found = {}
+    for line in table.lines:
+        for run in line.runs:
+            if run.seed == seed and run.result is not None:
+                with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                    found[line.name] = behaviour(run, line, folder / line.name / f"seed{seed}" / METRICS)
+    return found
+
+
+def judged(table: Table, folder: Path) -> Table:
+    """The same table with what its first finished seed misses, for its caption."""
+    if not table.seeds:
+        return table
+    found = behaviours(table, folder, table.seeds[0])
+    made = verdicts(found, {line.name: line.trained for line in table.lines})
+    return dataclasses.replace(table, missed=tuple(_short(verdict) for verdict in made if verdict.missed))
+
+
+def _short(verdict: Verdict) -> str:
+    few = len(verdict.missed) <= 3
+    return f"{verdict.text} ({', '.join(verdict.missed) if few else f'{len(verdict.missed)} rows'})"
 
 
 def _points(metrics: Path, quantity: str) -> Points:
@@ -178,12 +219,7 @@ def main(run: Config) -> None:
     """Prints the criteria for the rows of `<output>/<data>-<scale>` that are finished with the seed asked for."""
     folder = config.sweep_folder(run)
     table = results.table(run, results.read_runs(folder))
-    found = {
-        line.name: behaviour(own, line, folder / line.name / f"seed{run.seed}" / METRICS)
-        for line in table.lines
-        for own in line.runs
-        if own.seed == run.seed and own.result
-    }
+    found = behaviours(table, folder, run.seed)
     if not found:
         raise ConfigError(f"seed={run.seed}: no row is finished in {folder}; train with `-m 'experiment=glob(*)'`")
-    print(text(found, {row: config.row(row, run) for row in ROWS}))
+    print(text(found, {line.name: line.trained for line in table.lines}))

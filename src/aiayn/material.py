@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aiayn import checkpoint, claims, config, curves, flops, metrics, progress, results, storage
+from aiayn import checkpoint, claims, config, criteria, curves, flops, metrics, progress, results, storage
 from aiayn.corpus import DataError
 from aiayn.dataset import Dataset
 from aiayn.figures import Runs
@@ -54,7 +54,8 @@ def gather(run: Config) -> Material:
     Of the other scales on this data set, and of runs under the paper's own conditions: their figures for the ladder.
     """
     open_corpus = cache(_corpus)
-    folder, table = config.sweep_folder(run), _table(run)
+    folder = config.sweep_folder(run)
+    table = criteria.judged(_table(run), folder)
     named = [(line.name, found) for line in table.lines for found in line.runs]
     read = {
         (row, found.seed): curves.read(folder / row / f"seed{found.seed}")

@@ -67,6 +67,7 @@ def caption(table: Table) -> str:
         f"Of all splits, pairs of at most {table.scale.max_words} words a side." if table.scale.max_words else "",
         f"Training text: the first {table.scale.pairs:,} of its pairs." if table.scale.pairs else "",
         f"Precision: {look_up(table.reference, 'config.hardware.precision')}.",
+        f"Criteria for a scale that are missed: {'; '.join(table.missed)}." if table.missed else "",
         f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
         "diff is ours minus the paper's.",
         ""

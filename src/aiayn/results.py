@@ -196,6 +196,7 @@ class Table:
     data: str
     others: int  # runs with other settings than these rows'
     reference: Mapping[str, Any]  # a result with what all that count share; while there is none, the command's config
+    missed: tuple[str, ...] = ()  # what these rows miss of the criteria for a scale
 
     @property
     def base(self) -> Line:

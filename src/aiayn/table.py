@@ -4,14 +4,15 @@ import sys
 
 from rich.console import Console
 
-from aiayn import config, report, results
+from aiayn import config, criteria, report, results
 from aiayn.schema import Config
 
 
 def main(run: Config) -> None:
     """Prints the table of `<output>/<data>-<scale>` in the format asked for."""
-    runs = results.read_runs(config.sweep_folder(run))
-    table = results.table(run, runs)
+    folder = config.sweep_folder(run)
+    runs = results.read_runs(folder)
+    table = criteria.judged(results.table(run, runs), folder)
     text = report.render(table, run.format, Console() if run.format == "terminal" else None)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     if not runs and (others := config.in_other_precisions(run)):
