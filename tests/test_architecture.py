@@ -31,7 +31,7 @@ MODULES = (
         "kernels",
         "batching",
     ),
-    *("tile_kernels", "tiles"),
+    *("tile_kernels", "tiles", "dropout"),
     *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
@@ -65,7 +65,7 @@ MODULES = (
     ),
 )
 THE_PAPER = (
-    *("linear", "kernels", "tile_kernels", "tiles", "attention", "decoding"),
+    *("linear", "kernels", "tile_kernels", "tiles", "attention", "decoding", "dropout"),
     *("transformer", "loss", "schedule", "beam_search", "metrics"),
 )
 ROOMS = {

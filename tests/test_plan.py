@@ -71,7 +71,7 @@ def saved(dropout: float, source: int, target: int) -> tuple[float, float]:
     ids = [torch.randint(4, 31, (64 * length,)) for length in (source, target)]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         batch = Batch(ids[0], ids[1], ids[1], *offsets)
-        loss, _ = label_smoothed_cross_entropy(model.hidden(batch), model.embedding.weight, ids[1], 0.1)
+        loss, _ = label_smoothed_cross_entropy(model.hidden(batch, (1, 2)), model.embedding.weight, ids[1], 0.1)
     alive = sum(kept.values()) - 8 * model.embedding.weight.numel()  # its gradient, which grows with no token
     del loss
     return alive, plan.saved_bytes(sizes, 8, 8, 8, plan.Corpus(source, target)) * 64 * target

@@ -17,6 +17,7 @@ from runs import equal, rows
 
 from aiayn import checkpoint, config, jobs, kernels, storage, train, wmt
 from aiayn.download import Remote
+from aiayn.dropout import Dropout
 from aiayn.lightning_model import LightningTransformer, NonFinite
 
 
@@ -92,7 +93,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(t
 
 
 def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_path, aiayn):
-    """With dropout: a micro-batch has its own randomness, wherever it is computed."""
+    """With dropout, whose masks do not depend on which rank has a sentence."""
     states = []
     for devices in (1, 2):
         words = [*toy, "hardware.precision=64-true", f"hardware.devices={devices}", f"output={tmp_path}/{devices}"]
@@ -119,12 +120,11 @@ def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_pa
 
 
 def test_the_number_of_micro_batches_does_not_change_the_gradient(toy_run, tmp_path):
-    """Updates of the same sentences in one piece and in many: the weights agree to rounding."""
+    """Updates of the same sentences whole and in many parts, with dropout: the weights agree to rounding."""
     weights = {}
     for tokens in (13, 40, 64):
         run = dataclasses.replace(
             toy_run,
-            model=dataclasses.replace(toy_run.model, dropout=0.0),
             training=dataclasses.replace(toy_run.training, max_steps=3),
             hardware=dataclasses.replace(toy_run.hardware, tokens_per_micro_batch=tokens, precision="64-true"),
         )
@@ -133,6 +133,45 @@ def test_the_number_of_micro_batches_does_not_change_the_gradient(toy_run, tmp_p
         for tokens in (13, 40):
             # Adam's epsilon is 1e-9: noise of 1e-17 in a gradient that is zero but for rounding moves a weight by 1e-9
             assert float((weight - weights[tokens][name]).abs().max()) < 1e-8, (tokens, name)
+
+
+def test_the_seed_decides_initial_weights_order_of_sentences_and_dropout(toy, tmp_path, monkeypatch):
+    """Through the command's own configuration: three seeds of a row that were copies would look like no variance."""
+    step, forward, seen = LightningTransformer.training_step, Dropout.forward, {}
+
+    def watched_step(self, update, index):
+        seen.setdefault("weights", [p.detach().clone() for p in self.transformer.parameters() if p.dim() > 1])
+        seen.setdefault("orders", []).append([batch.source.tolist() for batch in update.batches])
+        seen["masks"] = []  # of the last update
+        return step(self, update, index)
+
+    def watched_forward(self, x, bits=None):
+        y = forward(self, x, bits)
+        if self.training:
+            seen["masks"].append((y == 0)[:5])
+        return y
+
+    monkeypatch.setattr(LightningTransformer, "training_step", watched_step)
+    monkeypatch.setattr(Dropout, "forward", watched_forward)
+    found = []
+    for number, seed in enumerate((1, 1, 2)):
+        seen.clear()
+        run = config.compose_row(*toy, f"seed={seed}", "model.dropout=0.5", f"output={tmp_path}/{number}")
+        trained(run, config.run_folder(run))
+        found.append({**seen, "end": final_state(config.run_folder(run))})
+    one, again, other = found
+    assert equal(one, again)
+    assert len(one["weights"]) > 10
+    assert len(one["orders"]) == 6
+    assert len(one["masks"]) >= 7  # of one layer on each side
+    for a, b in zip(one["weights"], other["weights"], strict=True):
+        assert not torch.isclose(a, b).any()
+    for a, b in zip(one["orders"], other["orders"], strict=True):
+        assert a != b
+    # However the updates are cut, the first tokens of each side stand in the first micro-batch
+    for a, b in zip(one["masks"][:7], other["masks"][:7], strict=True):
+        rows = min(len(a), len(b))
+        assert 0.2 < float((a[:rows] != b[:rows]).double().mean()) < 0.8
 
 
 def test_deterministic_algorithms_are_used_where_asked_for_and_a_cpu_has_the_same_bits_without(

@@ -1,6 +1,7 @@
 """The Transformer against torch.nn.Transformer, itself a token at a time, finite differences, the paper's sizes."""
 
 import copy
+import dataclasses
 import math
 import random
 from collections.abc import Callable
@@ -13,9 +14,11 @@ import torch.nn.functional as F
 from kernel import stand_in
 from torch import Tensor, nn
 
+from aiayn import transformer as transformer_module
 from aiayn.batching import Batch
+from aiayn.dropout import Dropout
 from aiayn.loss import label_smoothed_cross_entropy
-from aiayn.transformer import Dropout, LearnedPositions, Sinusoids, Transformer, sinusoids
+from aiayn.transformer import LearnedPositions, Sinusoids, Transformer, sinusoids
 
 BOS, EOS = 2, 3
 VOCAB = 23
@@ -48,10 +51,13 @@ def per_sentence(logits: Tensor) -> tuple[Tensor, ...]:
     return logits.split([len(target) for target in TARGETS])
 
 
-class Halve(nn.Module):
+class Halve(Dropout):
     """Stands in for dropout, so that where it acts shows in the result."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    def forward(self, x: Tensor, bits: Any = None) -> Tensor:
         return x * 0.5
 
 
@@ -87,7 +93,7 @@ def reference(ours: Transformer, dropout: nn.Module) -> tuple[nn.Transformer, Te
     return theirs, *sides
 
 
-@pytest.mark.parametrize("dropout", [nn.Identity(), Halve()])
+@pytest.mark.parametrize("dropout", [Dropout(0.0), Halve()])
 def test_it_is_torch_s_transformer_with_dropout_in_the_two_places_only(dropout: nn.Module) -> None:
     ours = transformer(d_model=12, num_heads=4, d_k=3, d_v=3)
     for module in ours.modules():
@@ -256,48 +262,46 @@ def test_learned_positions_replace_the_sinusoids_on_both_sides() -> None:
     torch.testing.assert_close(shuffled, model(given))  # without positions the order of the source is lost
 
 
-@pytest.mark.parametrize("probability", [0.1, 0.3, 0.5, 0.9])
-def test_dropout_zeroes_the_share_it_should_and_scales_the_rest(probability: float) -> None:
-    torch.manual_seed(7)
-    dropout, x = Dropout(probability), torch.ones(401, 499, dtype=torch.float64, requires_grad=True)
-    y = dropout(x)
-    kept = y != 0
-    assert kept.double().mean().item() == pytest.approx(1 - probability, abs=4 * 0.5 / math.sqrt(x.numel()))
-    torch.testing.assert_close(y[kept], torch.full_like(y[kept], 1 / (1 - probability)), rtol=2e-4, atol=0)
-    y.sum().backward()
-    assert torch.equal(x.grad, y.detach())
-    # Neighbours, of which four share one random number, are independent
-    for distance in (1, 2, 3, 4, 499):
-        both = (kept.flatten()[:-distance] & kept.flatten()[distance:]).double().mean().item()
-        assert both == pytest.approx((1 - probability) ** 2, abs=0.005)
-
-
-@pytest.mark.parametrize(("probability", "kept"), [(1e-9, True), (1 - 1e-9, False)])
-def test_a_probability_is_never_rounded_to_nothing_or_all(probability: float, kept: bool) -> None:
-    torch.manual_seed(7)
-    assert bool((Dropout(probability)(torch.ones(7, 11)) > 0).all()) == kept
-
-
-def test_dropout_depends_on_the_seed_only() -> None:
-    dropout, x = Dropout(0.3), torch.ones(7, 11)
-    results = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        results.append((dropout(x), dropout(x)))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-    assert not torch.equal(results[0][0], results[2][0])
-    assert not torch.equal(results[0][0], results[0][1])
-
-
-def test_no_dropout_in_evaluation_or_at_zero() -> None:
-    x = torch.randn(7, 11)
-    assert Dropout(0.0)(x) is x
-    assert Dropout(0.9).eval()(x) is x
+def test_dropout_is_a_function_of_seed_and_update_while_training_and_off_in_evaluation() -> None:
     model, given = transformer(), batch()
-    assert torch.equal(model(given), model(given))
+    assert torch.equal(model(given), model(given, (1, 2)))
     model.train()
-    assert not torch.equal(model(given), model(given))
+    one, again, *others = (model(given, randomness) for randomness in ((1, 2), (1, 2), (1, 3), (2, 2)))
+    assert torch.equal(one, again)
+    assert not any(torch.equal(one, other) for other in others)
+    with pytest.raises(AssertionError, match="seed and update"):
+        model(given)
+
+
+def test_every_dropout_of_a_side_has_bits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Any]()
+    forward = Dropout.forward
+
+    def watched(self: Dropout, x: Tensor, bits: Any) -> Tensor:
+        seen.append((bits.tokens[:2].flatten().tolist(), bits.features[0, :2].tolist()))
+        return forward(self, x, bits)
+
+    monkeypatch.setattr(Dropout, "forward", watched)
+    transformer().train()(batch(), (1, 2))
+    # Embedding and two sub-layers, then embedding and three, in two layers each
+    assert len(seen) == len({str(bits) for bits in seen}) == 1 + 2 * 2 + 1 + 2 * 3
+
+
+def test_rows_after_the_last_token_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = dataclasses.replace(batch(), first_source=5, first_target=7)
+    found = []
+    for more in (0, 0, 19):
+        model = transformer().train()
+        rows = transformer_module.static_rows
+        with monkeypatch.context() as patch:
+            patch.setattr(transformer_module, "static_rows", lambda tokens, rows=rows, more=more: rows(tokens) + more)
+            logits = model(given, (1, 2))
+        logits.square().sum().backward()
+        found.append((logits, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
+    for one, other in zip(found[0], found[2], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    elsewhere = dataclasses.replace(given, first_target=8)
+    assert not torch.allclose(found[0][0], transformer().train()(elsewhere, (1, 2)))  # control
 
 
 def test_training_and_evaluation_agree_without_dropout() -> None:
@@ -343,9 +347,9 @@ def test_in_bfloat16_loss_and_gradients_stay_near_those_in_float32() -> None:
 
     def measured(reduced: bool) -> tuple[Tensor, Tensor]:
         model.zero_grad()
-        torch.manual_seed(5)  # the same dropout
         with torch.autocast("cpu", torch.bfloat16, enabled=reduced):
-            loss, _ = label_smoothed_cross_entropy(model.hidden(given), model.embedding.weight, given.target, 0.1)
+            hidden = model.hidden(given, (5, 0))
+            loss, _ = label_smoothed_cross_entropy(hidden, model.embedding.weight, given.target, 0.1)
         loss.backward()
         return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
@@ -361,7 +365,8 @@ def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
     stand_in(monkeypatch, torch.float64)
     batches = [batch(sources, TARGETS[: len(sources)]) for sources in (SOURCES, SOURCES[:2], SOURCES[::-1])]
     model = transformer()
-    expected = [model(given) for given in batches]
+    in_training = [model.train()(given, (5, update)) for update, given in enumerate(batches)]
+    expected = [model.eval()(given) for given in batches]
     graphs = list[Any]()
 
     def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -375,10 +380,14 @@ def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
     for given, theirs in zip(batches, expected, strict=True):
         torch.testing.assert_close(model(given), theirs)
     assert len(graphs) == 1
+    model.train()
+    for update, (given, theirs) in enumerate(zip(batches, in_training, strict=True)):
+        torch.testing.assert_close(model(given, (5, update)), theirs)
+    assert len(graphs) == 2, "one with dropout, whatever the update"
     # Control: another number of rows is another graph
     model.fused_rows = 64
-    torch.testing.assert_close(model(batches[0]), expected[0])
-    assert len(graphs) == 2
+    torch.testing.assert_close(model(batches[0], (5, 0)), in_training[0])
+    assert len(graphs) == 3
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked by torch's compiler

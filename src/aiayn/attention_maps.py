@@ -127,8 +127,9 @@ def translated(model: Transformer, dataset: Dataset, config: Config, sentence: s
     words = [int(token) for token in hypothesis.ids][: LONGEST - 1]
     sides = ([*ids.tolist(), EOS], [*words, EOS], [BOS, *words])
     source, target, target_input = (torch.tensor(side) for side in sides)
-    offsets = (torch.tensor([0, len(side)]) for side in (source, target))
-    return Batch(source, target, target_input, *offsets).to(next(model.parameters()).device)
+    source_offsets, target_offsets = (torch.tensor([0, len(side)]) for side in (source, target))
+    batch = Batch(source, target, target_input, source_offsets, target_offsets)
+    return batch.to(next(model.parameters()).device)
 
 
 def _tokens(dataset: Dataset, ids: Tensor) -> list[str]:

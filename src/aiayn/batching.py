@@ -34,15 +34,16 @@ class Batch:
     target_input: Tensor  # (T,) the tokens the decoder sees: BOS, then the target without its EOS
     source_offsets: Tensor  # (B + 1,) where each sentence begins; the last one is S
     target_offsets: Tensor  # (B + 1,) where each sentence begins; the last one is T
+    first_source: int = 0  # the number that the first source token has in its update
+    first_target: int = 0  # the number that the first target token has in its update
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same tokens on `device`; the offsets stay here, where their sizes are asked for."""
-        return replace(
-            self, **{name: sent(getattr(self, name), device) for name in ("source", "target", "target_input")}
-        )
+        source, target, target_input = (sent(x, device) for x in (self.source, self.target, self.target_input))
+        return replace(self, source=source, target=target, target_input=target_input)
 
 
-def gather(pairs: Pairs, sentences: Sentences) -> Batch:
+def gather(pairs: Pairs, sentences: Sentences, first_source: int = 0, first_target: int = 0) -> Batch:
     """The pairs numbered `sentences`, in that order, as one Batch of int64 tensors."""
     source, source_offsets = _take(pairs.source_ids, pairs.source_offsets, sentences)
     target, target_offsets = _take(pairs.target_ids, pairs.target_offsets, sentences)
@@ -50,7 +51,15 @@ def gather(pairs: Pairs, sentences: Sentences) -> Batch:
     target_input[1:] = target[:-1]
     # Paper: "offset by one position" (3.1), silent on the first input; the released code feeds zeros, we a BOS token
     target_input[target_offsets[:-1]] = BOS
-    return Batch(*map(torch.from_numpy, (source, target, target_input, source_offsets, target_offsets)))
+    return Batch(
+        torch.from_numpy(source),
+        torch.from_numpy(target),
+        torch.from_numpy(target_input),
+        torch.from_numpy(source_offsets),
+        torch.from_numpy(target_offsets),
+        first_source,
+        first_target,
+    )
 
 
 def _take(

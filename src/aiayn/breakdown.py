@@ -54,7 +54,7 @@ def breakdown(run: Config, precision: str, device: str) -> dict[str, Any]:
         with record_function(OPTIMISER):
             adam.zero_grad()
         with record_function(PACKING):  # whatever a module inside does not call its own
-            hidden = model.hidden(batch)
+            hidden = model.hidden(batch, (run.seed, number))
         with record_function(LOSS):
             loss, _ = label_smoothed_cross_entropy(
                 hidden, model.embedding.weight, batch.target, run.training.label_smoothing

@@ -189,7 +189,7 @@ def _trainers(config: Config, precisions: list[str], device: str, *, tiled: bool
     def our_loss(module: nn.Module, number: int) -> Tensor:
         assert isinstance(module, Transformer)
         batch = batches[number]
-        hidden = module.hidden(batch)
+        hidden = module.hidden(batch, (config.seed, number))
         weight, fused = module.embedding.weight, module.is_fused
         return label_smoothed_cross_entropy(hidden, weight, batch.target, smoothing, fused=fused)[0]
 

@@ -11,18 +11,18 @@ from aiayn.dataset import Pairs
 
 
 class Update:
-    """One optimiser step: its token counts over all ranks, and this rank's micro-batches, numbered.
+    """One optimiser step: its token counts over all ranks, and this rank's micro-batches.
 
     Not a dataclass: Lightning takes those apart and rebuilds them, field by field, at every step.
     """
 
-    def __init__(self, number: int, source_tokens: int, target_tokens: int, batches: list[tuple[int, Batch]]) -> None:
+    def __init__(self, number: int, source_tokens: int, target_tokens: int, batches: list[Batch]) -> None:
         self.number, self.source_tokens, self.target_tokens = number, source_tokens, target_tokens
         self.batches = batches
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Update":
         """The same update on another device."""
-        batches = [(index, batch.to(device)) for index, batch in self.batches]
+        batches = [batch.to(device) for batch in self.batches]
         return Update(self.number, self.source_tokens, self.target_tokens, batches)
 
 
@@ -56,13 +56,10 @@ class UpdateStream:
         source, target = data.pairs.source_lengths, data.pairs.target_lengths
         for number, sentences in Updates(source, target, data.tokens_per_update, data.seed, data.start):
             parts = micro_batches(sentences, source, target, data.tokens_per_micro_batch, self.ranks)
-            yield Update(
-                number,
-                int(np.sum(source[sentences])),
-                int(np.sum(target[sentences])),
-                [
-                    (index, gather(data.pairs, part))
-                    for index, part in enumerate(parts)
-                    if index % self.ranks == self.rank and len(part)
-                ],
-            )
+            batches, source_tokens, target_tokens = [], 0, 0
+            for index, part in enumerate(parts):
+                if index % self.ranks == self.rank and len(part):
+                    batches.append(gather(data.pairs, part, source_tokens, target_tokens))
+                source_tokens += int(np.sum(source[part]))
+                target_tokens += int(np.sum(target[part]))
+            yield Update(number, source_tokens, target_tokens, batches)

@@ -1,6 +1,5 @@
 """The Transformer as Lightning trains it: one `training_step` is one update of section 5."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,10 +97,9 @@ class LightningTransformer(pl.LightningModule):
         if self.wants_to_stop():
             sums[2] = 1
         ranks = self.trainer.world_size
-        for number, (index, batch) in enumerate(update.batches, 1):
-            torch.manual_seed(randomness_key(self.seed, update.number, index))
+        for number, batch in enumerate(update.batches, 1):
             loss, nats = label_smoothed_cross_entropy(
-                self.transformer.hidden(batch),
+                self.transformer.hidden(batch, (self.seed, update.number)),
                 self.transformer.embedding.weight,
                 batch.target,
                 self.label_smoothing,
@@ -162,9 +160,3 @@ class LightningTransformer(pl.LightningModule):
         stacks = [*self.transformer.encoder.parameters(), *self.transformer.decoder.parameters()]
         own = {id(parameter) for parameter in stacks}
         return GradientSum([*(p for p in self.transformer.parameters() if id(p) not in own), *stacks])
-
-
-def randomness_key(seed: int, update: int, micro_batch: int) -> int:
-    """A number for `torch.manual_seed`: dropout depends on these three and on nothing that ran before."""
-    digest = hashlib.blake2b(f"{seed} {update} {micro_batch}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

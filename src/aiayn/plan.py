@@ -92,10 +92,11 @@ def estimate(run: Config, corpus: Corpus) -> Row:
 def memory(run: Config, count: int, embedding_rows: int, corpus: Corpus) -> float:
     """Bytes on each device at the widest point of a micro-batch, an estimate: padding and fragments do not count."""
     gpu, hardware = run.hardware.accelerator == "gpu", run.hardware
-    narrow, mask = {"bf16-mixed": (2, 1), "32-true": (4, 4), "64-true": (8, 8)}[hardware.precision]
+    narrow = {"bf16-mixed": 2, "32-true": 4, "64-true": 8}[hardware.precision]
     wide = max(narrow, 4)
+    mask = 0 if hardware.compile else wide  # compiled, the backward pass computes masks again
     tokens = min(hardware.tokens_per_micro_batch, run.training.tokens_per_update)
-    activations = saved_bytes(run.model, narrow, wide, mask if gpu else wide, corpus) * tokens
+    activations = saved_bytes(run.model, narrow, wide, mask, corpus) * tokens
     states = count * STATE_BYTES * wide / 4 + (2 * count if narrow == 2 else 0)
     # The logits of a part, once as they come and once wide, and the gradient of the embedding
     part = min(tokens, 4096 if gpu else 512)

@@ -1,6 +1,6 @@
 """The Transformer of section 3: encoder, decoder, embeddings, positions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,32 +11,12 @@ from torch import Tensor, nn
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences
 from aiayn.batching import Batch
 from aiayn.decoding import Decoder, DecoderLayout
+from aiayn.dropout import Dropout, RandomBits, layer_keys, random_bits
 from aiayn.kernels import LayerKernel
-from aiayn.linear import Linear, product, static_rows
+from aiayn.linear import Linear, product, sent, static_rows
 
 # S source tokens, T target tokens of all sentences, packed; B sentences
 # D d_model
-
-
-class Dropout(nn.Module):
-    """What F.dropout does, at a probability rounded to 16 bits, and on a CPU more than twice as fast."""
-
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self.probability = probability
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x, each element zeroed with the probability or else scaled up, while training."""
-        if not self.training or self.probability == 0:
-            return x
-        if x.device.type != "cpu":
-            return F.dropout(x, self.probability)
-        # Four elements share one random number of 64 bits
-        dropped = min(max(round(self.probability * 2**16), 1), 2**16 - 1)
-        bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-        least = dropped - 2**15  # that is kept; what follows is 0 or 1, and takes half the time of a comparison
-        keep = bits[: x.numel()].view(x.shape).clamp_(least - 1, least).sub_(least - 1)
-        return x * keep.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 
 class AddAndNorm(nn.Module):
@@ -48,9 +28,9 @@ class AddAndNorm(nn.Module):
         self.norm = nn.LayerNorm(d_model, eps=1e-6)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, sublayer_of_x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, sublayer_of_x: Tensor, bits: RandomBits | None) -> Tensor:
         """The input of a sub-layer and its output, added and normalised."""
-        return self.norm(x + self.dropout(sublayer_of_x))  # type: ignore[no-any-return]
+        return self.norm(x + self.dropout(sublayer_of_x, bits))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Sequential):
@@ -78,10 +58,10 @@ class EncoderLayer(nn.Module):
         self.after_self_attention = AddAndNorm(d_model, dropout)
         self.after_feed_forward = AddAndNorm(d_model, dropout)
 
-    def forward(self, x: Tensor, sentences: Sentences) -> Tensor:
-        """x (S, D) to (S, D)."""
-        x = self.after_self_attention(x, self.self_attention(x, sentences, causal=False))
-        return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, sentences: Sentences, bits: Sequence[RandomBits | None]) -> Tensor:
+        """x (S, D) to (S, D), with the bits of both dropouts."""
+        x = self.after_self_attention(x, self.self_attention(x, sentences, causal=False), bits[0])
+        return self.after_feed_forward(x, self.feed_forward(x), bits[1])  # type: ignore[no-any-return]
 
     def kernel(self) -> LayerKernel:
         """The same in C."""
@@ -103,12 +83,19 @@ class DecoderLayer(nn.Module):
         self.after_memory_attention = AddAndNorm(d_model, dropout)
         self.after_feed_forward = AddAndNorm(d_model, dropout)
 
-    def forward(self, x: Tensor, memory: Tensor, sentences: Sentences, memory_sentences: Sentences) -> Tensor:
-        """x (T, D) and the encoder's output (S, D) to (T, D)."""
-        x = self.after_self_attention(x, self.self_attention(x, sentences, causal=True))
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        sentences: Sentences,
+        memory_sentences: Sentences,
+        bits: Sequence[RandomBits | None],
+    ) -> Tensor:
+        """x (T, D) and the encoder's output (S, D) to (T, D), with the bits of all three dropouts."""
+        x = self.after_self_attention(x, self.self_attention(x, sentences, causal=True), bits[0])
         looked_up = self.memory_attention(x, memory, sentences, memory_sentences)
-        x = self.after_memory_attention(x, looked_up)
-        return self.after_feed_forward(x, self.feed_forward(x))  # type: ignore[no-any-return]
+        x = self.after_memory_attention(x, looked_up, bits[1])
+        return self.after_feed_forward(x, self.feed_forward(x), bits[2])  # type: ignore[no-any-return]
 
     def layout(self, *, int8: bool, compiled: bool) -> DecoderLayout:
         """The same for one token at a time."""
@@ -216,12 +203,16 @@ class Transformer(nn.Module):
         self.fused_stacks: Callable[..., Tensor] | None = None
         self.fused_rows = 0
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, seed_and_update: tuple[int, int] | None = None) -> Tensor:
         """The logits (T, vocabulary) of each target token, given the source and the target tokens before it."""
-        return self.logits(self.hidden(batch))
+        return self.logits(self.hidden(batch, seed_and_update))
 
-    def hidden(self, batch: Batch) -> Tensor:
-        """What `logits` turns into the logits, as (T, D): the loss does that itself, a part at a time."""
+    def hidden(self, batch: Batch, seed_and_update: tuple[int, int] | None = None) -> Tensor:
+        """What `logits` turns into the logits, as (T, D): the loss does that itself, a part at a time.
+
+        Training with dropout needs the run's seed and the number of the update: masks are a function of both, and of
+        the numbers of the batch's tokens in the update.
+        """
         fused_rows = self.fused_rows if self.is_fused else 0
         source = self._source(batch.source, batch.source_offsets, fused_rows)
         target = self._filled(batch.target, batch.target_offsets, fused_rows)
@@ -234,12 +225,24 @@ class Transformer(nn.Module):
             for sentences in (source, target):
                 torch._dynamo.mark_dynamic(sentences.borders, 0)
                 torch._dynamo.mark_dynamic(sentences.offsets, 0)
-        stacked = stacks(source.fill(batch.source), source, target.fill(batch.target_input), target)
+        of_source = self._bits("source", 1 + 2 * len(self.encoder), seed_and_update, batch.first_source, source)
+        of_target = self._bits("target", 1 + 3 * len(self.decoder), seed_and_update, batch.first_target, target)
+        ids, target_input = source.fill(batch.source), target.fill(batch.target_input)
+        stacked = stacks(ids, source, of_source, target_input, target, of_target)
         return stacked[: target.tokens]
 
-    def stacks(self, source: Tensor, source_sentences: Sentences, target_input: Tensor, sentences: Sentences) -> Tensor:
-        """Source (S,) and target shifted right (T,) as (T, D)."""
-        return self.decode(target_input, sentences, self.encode(source, source_sentences), source_sentences)
+    def stacks(
+        self,
+        source: Tensor,
+        source_sentences: Sentences,
+        source_bits: RandomBits | None,
+        target_input: Tensor,
+        sentences: Sentences,
+        bits: RandomBits | None,
+    ) -> Tensor:
+        """Source (S,) and target shifted right (T,) as (T, D); the bits are those of every dropout on each side."""
+        memory = self.encode(source, source_sentences, source_bits)
+        return self.decode(target_input, sentences, memory, source_sentences, bits)
 
     def fuse(self, rows: int, **options: Any) -> None:
         """From now on, what lies between tokens and hidden is compiled: once for all batches of up to `rows` tokens.
@@ -254,20 +257,29 @@ class Transformer(nn.Module):
         """Whether `fuse` was asked for, and gradients are: what is only evaluated is not worth the compiler's time."""
         return self.fused_stacks is not None and torch.is_grad_enabled()
 
-    def encode(self, source: Tensor, sentences: Sentences) -> Tensor:
+    def encode(self, source: Tensor, sentences: Sentences, bits: RandomBits | None = None) -> Tensor:
         """The source (S,) as memory (S, D)."""
-        x = self._embed_source(source, sentences)
-        for layer in self.encoder:
-            x = layer(x, sentences)
-        return x
+        first, *others = RandomBits.of_layers(bits, 1 + 2 * len(self.encoder))
+        x = self.dropout(self._embed_source(source, sentences), first)
+        for number, layer in enumerate(self.encoder):
+            x = layer(x, sentences, others[2 * number : 2 * number + 2])
+        return x  # type: ignore[no-any-return]
 
-    def decode(self, target_input: Tensor, sentences: Sentences, memory: Tensor, memory_sentences: Sentences) -> Tensor:
+    def decode(
+        self,
+        target_input: Tensor,
+        sentences: Sentences,
+        memory: Tensor,
+        memory_sentences: Sentences,
+        bits: RandomBits | None = None,
+    ) -> Tensor:
         """The target shifted right (T,) and the memory (S, D) as (T, D)."""
+        first, *others = RandomBits.of_layers(bits, 1 + 3 * len(self.decoder))
         positions = self.target_positions(sentences.positions)
-        x = self._embed(target_input, positions, self._starts(sentences.positions))
-        for layer in self.decoder:
-            x = layer(x, memory, sentences, memory_sentences)
-        return x
+        x = self.dropout(self._embed(target_input, positions, self._starts(sentences.positions)), first)
+        for number, layer in enumerate(self.decoder):
+            x = layer(x, memory, sentences, memory_sentences, others[3 * number : 3 * number + 3])
+        return x  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
@@ -293,6 +305,16 @@ class Transformer(nn.Module):
             kernel.encode(x, offsets)
         return x, sentences
 
+    def _bits(
+        self, side: str, layers: int, seed_and_update: tuple[int, int] | None, first: int, sentences: Sentences
+    ) -> RandomBits | None:
+        """The bits of the dropouts on one side, whose first token has the number `first` in the update."""
+        if not self.training or self.dropout.probability == 0:
+            return None
+        assert seed_and_update is not None, "dropout is a function of seed and update: give both"
+        keys = sent(layer_keys(*seed_and_update, side, layers), sentences.positions.device)
+        return random_bits(keys, first, sentences.rows, self.d_model)
+
     def _embed_source(self, source: Tensor, sentences: Sentences) -> Tensor:
         positions = self.source_positions(sentences.positions)
         if self.target_spaces is not None:
@@ -316,10 +338,10 @@ class Transformer(nn.Module):
 
     def _embed(self, tokens: Tensor, positions: Tensor, empty: Tensor | None = None) -> Tensor:
         """Tokens (...) and positions (..., D) as (..., D); `empty` (..., 1) says where no token stands."""
-        x = self.embedding(tokens) * self.d_model**0.5
+        x: Tensor = self.embedding(tokens) * self.d_model**0.5
         if empty is not None:
             x = x.masked_fill(empty, 0)
-        return self.dropout(x + positions)  # type: ignore[no-any-return]
+        return x + positions
 
     def _starts(self, positions: Tensor) -> Tensor | None:
         # Paper: silent on the first input of the decoder (3.1); the released code has zeros in place of an embedding
