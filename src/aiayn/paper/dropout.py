@@ -6,8 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aiayn.paper.batch import to_device
-
 # M dropout layers; T tokens; D features
 
 
@@ -18,14 +16,16 @@ class Randomness(NamedTuple):
     features: Tensor  # (M, 1, D)
 
 
-def draw(
-    seed: int, update: int, side: str, layers: int, first: int, tokens: int, features: int, device: torch.device
-) -> Randomness:
-    """The randomness of the tokens numbered from `first` on in an update, for `layers` dropout layers on one side."""
+def layer_keys(seed: int, update: int, side: str, layers: int) -> Tensor:
+    """The keys (M, 2) in 64 bits, for tokens and for features, of the M dropout layers on one side of the model."""
     digest = hashlib.shake_128(f"{seed} {update} {side}".encode()).digest(16 * layers)
-    keys = to_device(torch.frombuffer(bytearray(digest), dtype=torch.int64).view(layers, 2), device)
-    numbers = torch.arange(first, first + tokens, device=device)
-    columns = torch.arange(features, device=device)
+    return torch.frombuffer(bytearray(digest), dtype=torch.int64).view(layers, 2)
+
+
+def draw(keys: Tensor, first: int, tokens: int, features: int) -> Randomness:
+    """The randomness, in layers with these keys (M, 2), of the tokens numbered from `first` on in an update."""
+    numbers = torch.arange(first, first + tokens, device=keys.device)
+    columns = torch.arange(features, device=keys.device)
     return Randomness(_random(keys[:, :1], numbers).unsqueeze(2), _random(keys[:, 1:], columns).unsqueeze(1))
 
 

@@ -45,8 +45,9 @@ class IncrementalDecoder:
 
     def start(self, source: Tensor, source_offsets: Tensor) -> "IncrementalDecoding":
         """The beginning of a batch: source (S,), `source_offsets` (B + 1,)."""
-        packing = Packing(source_offsets, device=source.device)
-        return IncrementalDecoding(self.transformer, self.transformer.encode(source, packing), packing)
+        packing = self.transformer.pack(source, source_offsets)
+        memory = self.transformer.encode(packing.fill(source), packing)
+        return IncrementalDecoding(self.transformer, memory, packing)
 
 
 class IncrementalDecoding:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from aiayn.paper.batch import Batch, Packing
-from aiayn.paper.dropout import Dropout, Randomness, draw
+from aiayn.paper.batch import Batch, Packing, to_device
+from aiayn.paper.dropout import Dropout, Randomness, draw, layer_keys
 from aiayn.paper.layers import DecoderLayer, EncoderLayer, LearnedPositions, Sinusoids
 
 # S source tokens, T target tokens of all sentences, packed; B sentences
@@ -68,12 +68,15 @@ class Transformer(nn.Module):
 
         In training, dropout is a function of the run's seed, the number of the update and each token's number in it.
         """
-        source, target = (
-            Packing(offsets, device=batch.source.device) for offsets in (batch.source_offsets, batch.target_offsets)
-        )
+        source = self.pack(batch.source, batch.source_offsets)
+        target = self.pack(batch.target_input, batch.target_offsets)
         for_source, for_target = self.randomness(batch, source, target, seed_and_update)
-        memory = self.encode(batch.source, source, for_source)
-        return self.decode(batch.target_input, target, memory, source, for_target)
+        memory = self.encode(source.fill(batch.source), source, for_source)
+        return self.decode(target.fill(batch.target_input), target, memory, source, for_target)[: target.tokens]
+
+    def pack(self, tokens: Tensor, offsets: Tensor) -> Packing:
+        """The boundaries `offsets` (B + 1,) of the sentences of one packed side, for the device of its tokens."""
+        return Packing(offsets, device=tokens.device)
 
     def randomness(
         self, batch: Batch, source: Packing, target: Packing, seed_and_update: tuple[int, int] | None
@@ -82,11 +85,16 @@ class Transformer(nn.Module):
         if not self.training or self.source_dropout.probability == 0:
             return None, None
         assert seed_and_update is not None, "dropout is a function of seed and update: give both"
-        num_layers, device = len(self.encoder), batch.source.device
         return (
-            draw(*seed_and_update, "source", 1 + 2 * num_layers, batch.first_source, source.rows, self.d_model, device),
-            draw(*seed_and_update, "target", 1 + 3 * num_layers, batch.first_target, target.rows, self.d_model, device),
+            self._draw(seed_and_update, "source", 1 + 2 * len(self.encoder), batch.first_source, source),
+            self._draw(seed_and_update, "target", 1 + 3 * len(self.decoder), batch.first_target, target),
         )
+
+    def _draw(
+        self, seed_and_update: tuple[int, int], side: str, layers: int, first: int, packing: Packing
+    ) -> Randomness:
+        keys = to_device(layer_keys(*seed_and_update, side, layers), packing.device)
+        return draw(keys, first, packing.rows, self.d_model)
 
     def encode(self, source: Tensor, packing: Packing, randomness: Randomness | None = None) -> Tensor:
         """The source (S,) as memory (S, D)."""

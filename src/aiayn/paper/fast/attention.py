@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from aiayn.paper.attention import MemoryAttention, SelfAttention
+from aiayn.paper.attention import MemoryAttention, SelfAttention, merge_heads, split_heads
 from aiayn.paper.batch import Packing, to_device
 
 # T query tokens and S memory tokens of all sentences, packed; B sentences; L tokens of the longest one
@@ -120,11 +120,9 @@ def attention(
     """
     num_heads, d_k, d_v = sizes
     if not packing.has_kernel or queries.dtype not in KERNEL_TYPES or max(d_k, d_v) > KERNEL_WIDTH:
-        return _padded_attention(queries, keys_values, packing, memory_packing, sizes, causal)  # type: ignore[no-any-return]
-    if keys_values is None:
-        parts = torch.split(queries, [num_heads * width for width in (d_k, d_k, d_v)], 1)
-    else:
-        parts = (queries, *torch.split(keys_values, [num_heads * d_k, num_heads * d_v], 1))
+        padded = _padded_attention if queries.device.type == "cpu" else _padded_attention_of_torch
+        return padded(queries, keys_values, packing, memory_packing, sizes, causal)  # type: ignore[no-any-return]
+    parts = _parts(queries, keys_values, sizes)
     # The kernel wants one width, a multiple of 8: zeros change neither a product of query and key nor the other values
     width = -(-max(d_k, d_v) // 8) * 8
     heads = (part.view(len(part), num_heads, -1) for part in parts)
@@ -142,6 +140,14 @@ def attention(
         window_size=(-1, 0) if causal else (-1, -1),
     )
     return found[..., :d_v].flatten(1)
+
+
+def _parts(queries: Tensor, keys_values: Tensor | None, sizes: tuple[int, int, int]) -> tuple[Tensor, ...]:
+    """Queries (T, H * K), keys (S, H * K) and values (S, H * V)."""
+    num_heads, d_k, d_v = sizes
+    if keys_values is None:
+        return torch.split(queries, [num_heads * width for width in (d_k, d_k, d_v)], 1)
+    return queries, *torch.split(keys_values, [num_heads * d_k, num_heads * d_v], 1)
 
 
 def _softmax_(scores: Tensor) -> Tensor:
@@ -208,8 +214,29 @@ class _Attention(torch.autograd.Function):
         return packing.merge(*to_x), to_keys_values, None, None, None, None
 
 
-# Its shapes differ from batch to batch: a compiler would be asked for ever new ones, and what is around it too
+# Padded shapes differ from batch to batch: torch.compile would compile for each, and what is around them too
 _padded_attention = torch.compiler.disable(_Attention.apply)  # type: ignore[no-untyped-call]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _padded_attention_of_torch(
+    queries: Tensor,
+    keys_values: Tensor | None,
+    packing: HeadPacking,
+    memory_packing: HeadPacking,
+    sizes: tuple[int, int, int],
+    causal: bool,
+) -> Tensor:
+    """The same by torch's own kernels for padded sentences: of any width, in 32 bits too."""
+    num_heads, d_k, d_v = sizes
+    if keys_values is None:
+        q, k, v = split_heads(queries, packing, num_heads, (d_k, d_k, d_v))
+    else:
+        (q,) = split_heads(queries, packing, num_heads, (d_k,))
+        k, v = split_heads(keys_values, memory_packing, num_heads, (d_k, d_v))
+    # Padding ends a sentence: `causal` hides it from every token
+    mask = None if causal or memory_packing.mask is None else memory_packing.mask.to(q.dtype)
+    return merge_heads(F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal), packing)
 
 
 def _room(*parts: Tensor) -> list[Tensor]:

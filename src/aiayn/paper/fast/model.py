@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aiayn.paper.attention import Linear, MemoryAttention, SelfAttention
 from aiayn.paper.batch import Batch
+from aiayn.paper.dropout import Randomness
 from aiayn.paper.fast.attention import HeadPacking, attend_to_memory, attend_to_self
 from aiayn.paper.fast.products import product, static_rows
 from aiayn.paper.transformer import Transformer
@@ -26,9 +27,19 @@ def accelerate(transformer: Transformer) -> Transformer:
     for module in transformer.modules():
         if type(module) in forwards:
             module.forward = MethodType(forwards[type(module)], module)
-    transformer.logits = lambda hidden: product(hidden, transformer.embedding.weight)  # type: ignore[method-assign]
-    transformer.hidden = FastHidden(transformer)  # type: ignore[method-assign]
+    transformer.logits = MethodType(_logits, transformer)  # type: ignore[method-assign]
+    transformer.pack = _pack  # type: ignore[method-assign]
     return transformer
+
+
+def _logits(self: Transformer, hidden: Tensor) -> Tensor:
+    return product(hidden, self.embedding.weight)
+
+
+def _pack(tokens: Tensor, offsets: Tensor, multiple: int = 0) -> HeadPacking:
+    """The sentences with a multiple of so many rows, or else with one of few numbers of rows."""
+    rows = -(-len(tokens) // multiple) * multiple if multiple else static_rows(len(tokens))
+    return HeadPacking(offsets, rows, tokens.device)
 
 
 def compile_stacks(transformer: Transformer, rows: int, **options: Any) -> None:
@@ -36,41 +47,37 @@ def compile_stacks(transformer: Transformer, rows: int, **options: Any) -> None:
 
     Batches are filled up to so many rows, larger ones to twice as many, and so on. The options are torch.compile's.
     """
-    hidden = cast(FastHidden, transformer.hidden)
-    hidden.compiled, hidden.rows = torch.compile(hidden.stacks, **options), rows
+    transformer.hidden = CompiledHidden(transformer, rows, **options)  # type: ignore[method-assign]
 
 
 def is_compiled(transformer: Transformer) -> bool:
-    """Whether the next call runs compiled stacks: evaluation does not, since it is not worth the compiler's time."""
-    hidden = transformer.hidden
-    return isinstance(hidden, FastHidden) and hidden.compiled is not None and torch.is_grad_enabled()
+    """Whether `hidden` runs compiled stacks now: not in evaluation, which is not worth the compiler's time."""
+    return isinstance(transformer.hidden, CompiledHidden) and torch.is_grad_enabled()
 
 
-class FastHidden:
-    """Transformer.hidden with few different numbers of rows, compiled where `compile_stacks` asks for it."""
+class CompiledHidden:
+    """Transformer.hidden with encoder and decoder compiled into one graph."""
 
-    def __init__(self, transformer: Transformer) -> None:
-        self.transformer = transformer
-        self.compiled: Callable[..., Tensor] | None = None
-        self.rows = 0
+    def __init__(self, transformer: Transformer, rows: int, **options: Any) -> None:
+        self.transformer, self.rows = transformer, rows
+        self.uncompiled = transformer.hidden
+        self.compiled = torch.compile(self.stacks, **options)
 
     def __call__(self, batch: Batch, seed_and_update: tuple[int, int] | None = None) -> Tensor:
         """The decoder's output (T, D)."""
-        source = self._pack(batch.source, batch.source_offsets)
-        target = self._pack(batch.target, batch.target_offsets)
+        if not torch.is_grad_enabled():
+            return self.uncompiled(batch, seed_and_update)
+        source = _pack(batch.source, batch.source_offsets, self.rows)
+        target = _pack(batch.target_input, batch.target_offsets, self.rows)
         randomness = self.transformer.randomness(batch, source, target, seed_and_update)
-        stacks = self.stacks
-        if is_compiled(self.transformer):
-            assert self.compiled is not None
-            stacks = self.compiled
-            # Outside the graph, which then sees tables that are long enough
-            self.transformer.source_positions.extend(source.bound)  # type: ignore[operator]
-            self.transformer.target_positions.extend(target.bound)  # type: ignore[operator]
-            # The one size that differs from batch to batch
-            for packing in (source, target):
-                torch._dynamo.mark_dynamic(packing.borders, 0)
-        hidden = stacks(source.fill(batch.source), source, target.fill(batch.target_input), target, *randomness)
-        return hidden[: target.tokens]
+        # Outside the graph, which then sees tables that are long enough
+        self.transformer.source_positions.extend(source.bound)  # type: ignore[operator]
+        self.transformer.target_positions.extend(target.bound)  # type: ignore[operator]
+        # The one size that differs from batch to batch
+        for packing in (source, target):
+            torch._dynamo.mark_dynamic(packing.borders, 0)
+        source_ids, target_ids = source.fill(batch.source), target.fill(batch.target_input)
+        return self.compiled(source_ids, source, target_ids, target, *randomness)[: target.tokens]  # type: ignore[no-any-return]
 
     def stacks(
         self,
@@ -78,15 +85,9 @@ class FastHidden:
         source_packing: HeadPacking,
         target_input: Tensor,
         packing: HeadPacking,
-        source_randomness: Any,
-        randomness: Any,
+        source_randomness: Randomness | None,
+        randomness: Randomness | None,
     ) -> Tensor:
         """Source (S,) and target shifted right (T,) as (T, D)."""
         memory = self.transformer.encode(source, source_packing, source_randomness)
         return self.transformer.decode(target_input, packing, memory, source_packing, randomness)
-
-    def _pack(self, tokens: Tensor, offsets: Tensor) -> HeadPacking:
-        """The sentences with a multiple of the compiled number of rows, or else one of few numbers of them."""
-        rows = self.rows if is_compiled(self.transformer) else 0
-        filled = -(-len(tokens) // rows) * rows if rows else static_rows(len(tokens))
-        return HeadPacking(offsets, filled, tokens.device)

@@ -1,0 +1,353 @@
+"""Beam search against enumeration, a slow search without caches, and teacher forcing."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import DECODERS, decoder, in_its_precision
+from torch import Tensor
+
+import aiayn.paper.beam_search
+from aiayn.paper.batch import Batch
+from aiayn.paper.beam_search import Hypothesis, beam_search
+from aiayn.paper.fast import kernels
+from aiayn.paper.fast import search as blocks
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.transformer import Transformer
+
+BOS, EOS = 2, 3
+SOURCES = [[5, 7, EOS], [11, EOS], [4, 4, 6, 5, 9, EOS], [8, 10, 12, 13, EOS], [7, EOS]]
+LogProbabilities = Callable[[Sequence[int], Sequence[int]], list[float]]  # of the next token, given source and prefix
+
+
+def prefix_hash(tokens: Sequence[int], state: int = 1) -> int:
+    for token in tokens:
+        state = (state * 31 + token + 7) % 10_007
+    return state
+
+
+class Table(torch.nn.Module):
+    """A model that looks the next token's logits up by a hash of the source and the whole prefix."""
+
+    def __init__(self, vocab_size: int, seed: int = 0, eos_bias: float = 0.0) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(seed)
+        self.table = torch.nn.Parameter(2 * torch.randn(10_007, vocab_size, generator=random, dtype=torch.float64))
+        with torch.no_grad():
+            self.table[:, EOS] += eos_bias
+        self.steps = self.rows = 0
+        self.device = self.table.device
+
+    def start(self, source: Tensor, source_offsets: Tensor) -> TableDecoding:
+        sentences = source.tensor_split(source_offsets[1:-1])
+        return TableDecoding(self, torch.tensor([[prefix_hash(sentence.tolist())] for sentence in sentences]))
+
+    def log_probabilities(self, source: Sequence[int], prefix: Sequence[int]) -> list[float]:
+        logits = self.table[prefix_hash([BOS, *prefix], prefix_hash(source))]
+        return logits.detach().log_softmax(-1).tolist()
+
+
+class TableDecoding:
+    def __init__(self, model: Table, state: Tensor) -> None:
+        self.model, self.state = model, state  # (B, W)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        assert tokens.shape == self.state.shape
+        self.model.steps, self.model.rows = self.model.steps + 1, self.model.rows + len(tokens)
+        self.state = (self.state * 31 + tokens + 7) % 10_007
+        return self.model.table[self.state]
+
+    def reorder(self, parents: Tensor) -> None:
+        self.state = self.state.gather(1, parents)
+
+    def keep(self, rows: Tensor) -> None:
+        self.state = self.state[rows]
+
+
+CONTINUATIONS = {
+    "plain": aiayn.paper.beam_search.best_continuations,
+    "fast": blocks.best_continuations,
+    "compiled": kernels.best_continuations,
+}
+
+
+def search(
+    model: Any, sources: Sequence[Sequence[int]], beam_size: int, alpha: float, extra: int, kind: str = "plain"
+) -> list[Hypothesis]:
+    source = torch.tensor([token for sentence in sources for token in sentence])
+    offsets = torch.tensor([0, *itertools.accumulate(len(sentence) for sentence in sources)])
+    if isinstance(model, Transformer):
+        model = decoder(in_its_precision(copy.deepcopy(model), kind), kind)
+    return beam_search(
+        model, source, offsets, beam_size=beam_size, length_penalty=alpha, max_extra=extra, bos=BOS, eos=EOS,
+        continuations=CONTINUATIONS[kind],
+    )  # fmt: skip
+
+
+def penalised(log_probability: float, length: int, alpha: float) -> float:
+    return log_probability / ((5 + length) / 6) ** alpha
+
+
+def teacher_forced(model: LogProbabilities, source: Sequence[int], tokens: Sequence[int]) -> float:
+    return sum(model(source, tokens[:i])[token] for i, token in enumerate(tokens))
+
+
+def greedy(model: LogProbabilities, source: Sequence[int], extra: int) -> Hypothesis:
+    """The most probable token at each step."""
+    ids: list[int] = []
+    for _ in range(len(source) + extra):
+        scores = model(source, ids)
+        ids.append(max(range(len(scores)), key=scores.__getitem__))
+        if ids[-1] == EOS:
+            break
+    finished = ids[-1] == EOS
+    return Hypothesis(ids[:-1] if finished else ids, teacher_forced(model, source, ids), 0.0, finished)
+
+
+def slow_search(model: LogProbabilities, source: Sequence[int], width: int, alpha: float, extra: int) -> Hypothesis:
+    """The algorithm as written down: one sentence, lists, no cache, never stopping before the limit."""
+    alive, finished = [(0.0, [])], []
+    for _ in range(len(source) + extra):
+        candidates: list[tuple[float, list[int]]] = []
+        for log_probability, ids in alive:
+            candidates += [(log_probability + p, [*ids, token]) for token, p in enumerate(model(source, ids))]
+        candidates = sorted(candidates, reverse=True)[: 2 * width]
+        finished += [(penalised(p, len(ids), alpha), p, ids) for p, ids in candidates if ids[-1] == EOS]
+        alive = [candidate for candidate in candidates if candidate[1][-1] != EOS][:width]
+    if not finished:
+        log_probability, ids = alive[0]
+        return Hypothesis(ids, log_probability, penalised(log_probability, len(ids), alpha), finished=False)
+    score, log_probability, ids = max(finished)
+    return Hypothesis(ids[:-1], log_probability, score, finished=True)
+
+
+def assert_same(ours: Hypothesis, expected: Hypothesis, tolerance: float = 1e-5) -> None:
+    assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
+    assert ours.log_probability == pytest.approx(expected.log_probability, rel=tolerance)
+    assert ours.score == pytest.approx(expected.score, rel=tolerance)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_beam_wide_enough_for_everything_finds_what_enumeration_finds(alpha: float, seed: int) -> None:
+    model, extra = Table(vocab_size=4, seed=seed), 3
+    sources = [[1, EOS], [0, EOS], [1, 2, EOS]]
+    for source, ours in zip(sources, search(model, sources, 3**6, alpha, extra), strict=True):
+        outputs = [
+            [*ids, EOS] for length in range(len(source) + extra) for ids in itertools.product(range(3), repeat=length)
+        ]
+        log_probabilities = [teacher_forced(model.log_probabilities, source, ids) for ids in outputs]
+        scores = [penalised(p, len(ids), alpha) for p, ids in zip(log_probabilities, outputs, strict=True)]
+        best = max(range(len(outputs)), key=scores.__getitem__)
+        assert_same(ours, Hypothesis(outputs[best][:-1], log_probabilities[best], scores[best], finished=True))
+
+
+def test_enumeration_needs_the_wide_beam() -> None:
+    # Control: what the test above compares with is not found by a narrow beam
+    wide = [search(Table(4, seed), SOURCES, 3**6, 0.6, 0) for seed in range(5)]
+    narrow = [search(Table(4, seed), SOURCES, 1, 0.6, 0) for seed in range(5)]
+    assert wide != narrow
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_beam_1_is_greedy(alpha: float) -> None:
+    for seed in range(7):
+        model = Table(vocab_size=17, seed=seed, eos_bias=2.0)
+        for source, ours in zip(SOURCES, search(model, SOURCES, 1, alpha, 5), strict=True):
+            expected = greedy(model.log_probabilities, source, 5)
+            assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
+            assert ours.log_probability == pytest.approx(expected.log_probability, rel=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("beam_size", [2, 3, 4, 7])
+def test_the_search_equals_a_slow_one_without_cache_batch_or_early_stop(beam_size: int, alpha: float) -> None:
+    for seed, eos_bias in itertools.product(range(3), (-3.0, 1.0, 4.0)):
+        model = Table(vocab_size=13, seed=seed, eos_bias=eos_bias)
+        for source, ours in zip(SOURCES, search(model, SOURCES, beam_size, alpha, 5), strict=True):
+            assert_same(ours, slow_search(model.log_probabilities, source, beam_size, alpha, 5))
+
+
+@given(seed=st.integers(0, 99), beam_size=st.integers(1, 5), alpha=st.sampled_from([0.0, 0.6, 1.5]))
+@settings(max_examples=30, deadline=None)
+def test_the_score_is_the_penalised_teacher_forced_log_probability(seed: int, beam_size: int, alpha: float) -> None:
+    model = Table(vocab_size=11, seed=seed, eos_bias=-2.0)
+    for source, ours in zip(SOURCES, search(model, SOURCES, beam_size, alpha, 3), strict=True):
+        tokens = ours.ids + [EOS] * ours.finished
+        log_probability = teacher_forced(model.log_probabilities, source, tokens)
+        assert ours.log_probability == pytest.approx(log_probability, rel=1e-5)
+        assert ours.score == pytest.approx(penalised(log_probability, len(tokens), alpha), rel=1e-5)
+
+
+@given(order=st.permutations(range(5)), cut=st.integers(1, 4), beam_size=st.integers(1, 5), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_the_output_depends_neither_on_order_nor_on_batch(
+    order: list[int], cut: int, beam_size: int, seed: int
+) -> None:
+    model = Table(vocab_size=13, seed=seed)
+    together = search(model, SOURCES, beam_size, 0.6, 5)
+    shuffled = [SOURCES[i] for i in order]
+    parts = search(model, shuffled[:cut], beam_size, 0.6, 5) + search(model, shuffled[cut:], beam_size, 0.6, 5)
+    for part, i in zip(parts, order, strict=True):
+        assert_same(part, together[i], tolerance=1e-12)  # torch's exp2 rounds the last elements of a tensor by itself
+
+
+def test_stopping_early_changes_nothing_but_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outputs() -> tuple[list[list[Hypothesis]], int]:
+        models = [Table(vocab_size=13, seed=seed, eos_bias=bias) for seed in range(11) for bias in (0.0, 3.0)]
+        return [search(model, SOURCES, 4, 2.0, 5) for model in models], sum(model.rows for model in models)
+
+    early, early_work = outputs()
+    monkeypatch.setattr(aiayn.paper.beam_search, "best_reachable_score", lambda p, *_: torch.full_like(p, torch.inf))
+    full, full_work = outputs()
+    assert early == full
+    assert early_work < 0.9 * full_work
+    # Control: a bound without the penalty of longer outputs stops too soon
+    monkeypatch.setattr(aiayn.paper.beam_search, "best_reachable_score", lambda p, *_: p)
+    wrong, wrong_work = outputs()
+    assert wrong != full
+    assert wrong_work < early_work
+
+
+def test_without_eos_each_output_runs_to_its_own_limit_and_is_marked_unfinished() -> None:
+    model = Table(vocab_size=13, eos_bias=-1e9)
+    for source, ours in zip(SOURCES, search(model, SOURCES, 4, 0.6, 2), strict=True):
+        assert len(ours.ids) == len(source) + 2
+        assert not ours.finished
+        assert_same(ours, slow_search(model.log_probabilities, source, 4, 0.6, 2))
+    assert model.steps == max(map(len, SOURCES)) + 2
+
+
+def test_a_model_that_ends_at_once_gives_empty_outputs_in_one_step() -> None:
+    model = Table(vocab_size=13, eos_bias=1e3)
+    assert search(model, SOURCES, 4, 0.6, 50) == [Hypothesis([], 0.0, 0.0, finished=True)] * len(SOURCES)
+    assert model.steps == 1
+
+
+@pytest.mark.parametrize("beam_size", [2, 5, 31])
+def test_a_beam_wider_than_the_vocabulary_still_searches(beam_size: int) -> None:
+    model = Table(vocab_size=4, seed=1)
+    for source, ours in zip(SOURCES, search(model, SOURCES, beam_size, 0.6, 1), strict=True):
+        assert_same(ours, slow_search(model.log_probabilities, source, beam_size, 0.6, 1))
+
+
+@DECODERS
+@pytest.mark.parametrize("words", [7, 100, 101, 211])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("count", [1, 5, 10**4])
+def test_the_best_continuations_are_the_best_of_all_pairs(words: int, width: int, count: int, kind: str) -> None:
+    random = torch.Generator().manual_seed(words)
+    # A few values each, so that many stand in few blocks; one hypothesis no longer counts
+    logits = 9 * torch.rand(2, width, words, generator=random, dtype=torch.float64).round(decimals=3)
+    alive = -torch.rand(2, width, generator=random, dtype=torch.float64)
+    alive[1, width - 1] = -torch.inf
+    if kind == "compiled":
+        logits, alive = logits.float(), alive.float()
+    pairs = (logits.log_softmax(2) + alive.unsqueeze(2)).flatten(1)
+    best, of, tokens = CONTINUATIONS[kind](logits, alive, count)
+    expected = pairs.sort(1, descending=True).values[:, :count]
+    torch.testing.assert_close(best, expected)
+    counts = expected > -torch.inf
+    torch.testing.assert_close(pairs.gather(1, of * words + tokens)[counts], expected[counts])
+    assert tokens.max() < words
+    # Control: the same number of pairs that are not the best
+    assert count >= width * words or not torch.allclose(pairs[0, :count].sort(descending=True).values, expected[0])
+
+
+# The real model
+
+VOCAB = 23
+
+
+def packed(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Batch:
+    def joined(sentences: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([token for sentence in sentences for token in sentence])
+
+    source_offsets, target_offsets = (
+        torch.tensor([0, *itertools.accumulate(len(sentence) for sentence in side)]) for side in (sources, targets)
+    )
+    inputs = [[BOS, *target[:-1]] for target in targets]
+    return Batch(joined(sources), joined(targets), joined(inputs), source_offsets, target_offsets)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sinusoids", "learned"])
+def transformer(request: pytest.FixtureRequest) -> Transformer:
+    """A model that has begun to learn an ambiguous task: a new one repeats its last token, which tests nothing."""
+    torch.manual_seed(7)
+    model = Transformer(
+        num_layers=2, d_model=14, d_ff=19, num_heads=3, d_k=5, d_v=7, dropout=0.0,
+        learned_positions=request.param, max_length=11, vocab_size=VOCAB,
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    random = np.random.default_rng(7)
+    for _ in range(61):
+        sources = [random.integers(4, VOCAB - 2, size=length).tolist() for length in random.integers(1, 7, size=31)]
+        targets = [[token + random.integers(3) for token in source] for source in sources]
+        batch = packed([[*source, EOS] for source in sources], [[*target, EOS] for target in targets])
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(batch), batch.target).backward()
+        optimizer.step()
+    return accelerate(model.double().eval())
+
+
+def without_cache(model: Transformer) -> LogProbabilities:
+    """The next token's log probabilities from a whole forward pass, teacher forced, for one sentence."""
+
+    def log_probabilities(source: Sequence[int], prefix: Sequence[int]) -> list[float]:
+        batch = packed([source], [[*prefix, EOS]])
+        with torch.no_grad():
+            return model(batch)[-1].log_softmax(-1).tolist()
+
+    return log_probabilities
+
+
+@DECODERS
+def test_the_transformers_beam_1_is_greedy(transformer: Transformer, kind: str) -> None:
+    for source, ours in zip(SOURCES, search(transformer, SOURCES, 1, 0.6, 3, kind), strict=True):
+        expected = greedy(without_cache(transformer), source, 3)
+        assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
+        assert ours.log_probability == pytest.approx(expected.log_probability, rel=1e-5)
+
+
+def test_the_transformer_is_one_that_greedy_search_does_not_solve(transformer: Transformer) -> None:
+    # Control: the comparisons of this section would be empty for a model whose best continuation is always the first
+    random = np.random.default_rng(11)
+    sources = [[*random.integers(4, VOCAB, size=length).tolist(), EOS] for length in range(1, 38)]
+    one, four = (search(transformer, sources, beam_size, 0.6, 5) for beam_size in (1, 4))
+    assert sum(a.score < b.score for a, b in zip(one, four, strict=True)) > 5
+    assert sum(hypothesis.finished and len(set(hypothesis.ids)) > 1 for hypothesis in four) > 5
+
+
+@DECODERS
+@pytest.mark.parametrize("beam_size", [2, 4])
+def test_the_transformers_search_equals_the_slow_one_without_cache(
+    transformer: Transformer, beam_size: int, kind: str
+) -> None:
+    for source, ours in zip(SOURCES, search(transformer, SOURCES, beam_size, 0.6, 3, kind), strict=True):
+        assert_same(ours, slow_search(without_cache(transformer), source, beam_size, 0.6, 3))
+
+
+@DECODERS
+def test_the_transformers_translations_do_not_depend_on_the_batch(transformer: Transformer, kind: str) -> None:
+    random = np.random.default_rng(3)
+    lengths = (1, 7, 3, 3, 13, 2, 5, 7, 1)
+    sources = [[*random.integers(4, VOCAB, size=length).tolist(), EOS] for length in lengths]
+    together = search(transformer, sources, 4, 0.6, 5, kind)
+    for source, ours in zip(sources, together, strict=True):
+        assert_same(ours, search(transformer, [source], 4, 0.6, 5, kind)[0])
+
+
+def test_a_model_that_has_translated_can_still_be_trained(transformer: Transformer) -> None:
+    search(transformer, [[5, 7, 11, EOS]], 4, 0.6, 29, "fast")
+    batch = packed([[5, 7, EOS]], [[6, 8, EOS]])
+    transformer.train()
+    transformer(batch).sum().backward()
+    transformer.eval()
