@@ -1,14 +1,19 @@
-# make table: the 20 rows at laptop scale, from nothing.  make test: the whole test suite.  make check: format, lint, types.
+# make table: the 20 rows at laptop scale, from nothing.  make check: format, lint, types.
+# make test: what to run before a commit, in minutes.  make test-all: the whole test suite.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: table test check clean
+.PHONY: table test test-all check clean
 
 table: .venv/ready
 	$(BIN)/aiayn train -cn table3; status=$$?; $(BIN)/aiayn table; exit $$status
 
+# Two processes; who is done first takes over half of what the other has left
 test: .venv/tests-ready
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
+test-all: .venv/tests-ready
+	$(BIN)/pytest -n 2 --dist worksteal
 
 check: .venv/ready
 	$(BIN)/ruff format --check .
@@ -20,10 +25,9 @@ check: .venv/ready
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-# The formats of aiayn export are compared with the programs that read them, the dashboard with what W&B is sent, and
-# the kernels for GPUs are run by Triton's interpreter
+# The formats of aiayn export are compared with the programs that read them, the dashboard with what W&B is sent
 .venv/tests-ready: .venv/ready
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,export,dashboard,tiles]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,export,dashboard]'
 	touch $@
 
 clean:

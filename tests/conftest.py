@@ -1,5 +1,6 @@
 """One thread a test, a toy corpus, and the command line as a user runs it."""
 
+import copy
 import dataclasses
 import fcntl
 import os
@@ -30,13 +31,9 @@ import offline  # noqa: F401
 import pytest
 import torch
 
-from aiayn import config
+from aiayn import config, prepare
 
 torch.set_num_threads(1)
-
-# Without a GPU its kernels are interpreted. Triton asks when it is imported, and the compiler of torch imports it
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -56,22 +53,29 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return overrides
 
 
+TOY = (
+    *("scale=paper", "model.num_layers=1", "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.d_k=3"),
+    *("model.d_v=5", "training.max_steps=6", "training.warmup_steps=4", "training.tokens_per_update=64"),
+    *("training.checkpoint_every=1", "training.dev_every=2", "hardware.tokens_per_micro_batch=40"),
+    "wandb.mode=disabled",
+)
+
+
 @pytest.fixture
 def toy(digits: list[str], tmp_path: Path) -> list[str]:
     """Overrides for a run of 6 updates that takes a second: the digits, a tiny model, its own output folder."""
-    return [
-        *digits,
-        *("scale=paper", "model.num_layers=1", "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.d_k=3"),
-        *("model.d_v=5", "training.max_steps=6", "training.warmup_steps=4", "training.tokens_per_update=64"),
-        *("training.checkpoint_every=1", "training.dev_every=2", "hardware.tokens_per_micro_batch=40"),
-        *("wandb.mode=disabled", f"output={tmp_path}/runs"),
-    ]
+    return [*digits, *TOY, f"output={tmp_path}/runs"]
+
+
+@pytest.fixture(scope="session")
+def composed_toy(digits: list[str]) -> config.Config:
+    return config.compose_row(*digits, *TOY)
 
 
 @pytest.fixture
-def toy_run(toy: list[str]) -> config.Config:
-    """The same as a Config."""
-    return config.compose_row(*toy)
+def toy_run(composed_toy: config.Config, tmp_path: Path) -> config.Config:
+    """The same as a Config, composed once for all tests: Hydra takes longer than many a test."""
+    return dataclasses.replace(copy.deepcopy(composed_toy), output=f"{tmp_path}/runs")
 
 
 @pytest.fixture(scope="session")
@@ -118,8 +122,11 @@ def result_of() -> Callable[[config.Config], dict[str, Any]]:
     def made_up(run: config.Config) -> dict[str, Any]:
         dev = {"ppl": 2.0, "bits_per_character": 1.0, "bleu": {"paper": 3.0, "sacrebleu": 5.0, "intl": 7.0}}
         names = {"experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "data": config.setting(run)}
-        counts = {"params": 11, "params_at_40960_rows": 13, "steps": 17, "train_seconds": 19.0}
-        return {"schema": 1, "status": "finished", "config": dataclasses.asdict(run), "dev": dev, **names, **counts}
+        counts = {"params": 11, "params_at_40960_rows": 13, "steps": 17}
+        times = {"train_seconds": 19.0, "device_seconds": {"cpu": 38.0}}
+        hashes = {"data": prepare.sha256(run) or "d" * 64, "tokenizer": "7" * 64}
+        made = {"schema": 1, "status": "finished", "config": dataclasses.asdict(run), "sha256": hashes, "dev": dev}
+        return {**made, **names, **counts, **times}
 
     return made_up
 

@@ -31,7 +31,7 @@ MODULES = (
         "kernels",
         "batching",
     ),
-    *("tile_kernels", "tiles", "dropout"),
+    "dropout",
     *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
@@ -41,10 +41,11 @@ MODULES = (
         "callbacks",
         "results",
         "columns",
+        "claims",
         "report",
         "table2",
     ),
-    *("claims", "curves", "drawing", "figures", "material", "html", "page"),
+    *("ladder", "curves", "drawing", "figures", "material", "html", "page"),
     *(
         "prepare",
         "jobs",
@@ -56,7 +57,8 @@ MODULES = (
         "translate",
         "attention_maps",
         "table",
-        *("export", "rivals", "sheets", "contest", "probe", "forecast", "growth", "breakdown", "bench"),
+        "criteria",
+        *("export", "rivals", "sheets", "contest", "probe", "growth", "bench"),
         "launcher",
         "plan",
         "versions",
@@ -65,7 +67,7 @@ MODULES = (
     ),
 )
 THE_PAPER = (
-    *("linear", "kernels", "tile_kernels", "tiles", "attention", "decoding", "dropout"),
+    *("linear", "kernels", "attention", "decoding", "dropout"),
     *("transformer", "loss", "schedule", "beam_search", "metrics"),
 )
 ROOMS = {
@@ -83,7 +85,6 @@ ROOMS = {
     "ctranslate2": {"export", "rivals"},
     "transformers": {"export"},
     "safetensors": {"export"},
-    "triton": {"tile_kernels"},
 }
 
 

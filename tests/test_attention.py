@@ -11,7 +11,6 @@ from kernel import stand_in
 from torch import Tensor, nn
 
 import aiayn.attention
-import aiayn.tiles
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences, scaled_dot_product_attention
 
 D, H, K, V = 22, 3, 5, 7
@@ -250,44 +249,57 @@ def test_the_borders_cover_every_row_with_sentences_of_bounded_length() -> None:
     assert Sentences(offsets((257,))).bound == 512
 
 
+@pytest.mark.parametrize(("d_k", "d_v"), [(7, 7), (3, 11), (17, 8)])
+@pytest.mark.parametrize("memory_lengths", [MEMORY_LENGTHS, (3, 3, 3, 3)])
+def test_torch_s_padded_kernels_give_the_outputs_and_gradients_of_ours(
+    d_k: int, d_v: int, memory_lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, across = drawn(SelfAttention(D, H, d_k, d_v)), drawn(MemoryAttention(D, H, d_k, d_v))
+    rows, memory_rows = sum(LENGTHS) + 5, sum(memory_lengths) + 3
+    x, memory = packed((*LENGTHS, 5)), packed((*memory_lengths, 3), seed=2)
+    here, there = Sentences(offsets(LENGTHS), rows), Sentences(offsets(memory_lengths), memory_rows)
+
+    def results() -> list[Tensor]:
+        outputs = [alone(x, here, causal=True), alone(x, here, causal=False), across(x, memory, here, there)]
+        total = sum(output.square().sum() for output in outputs)
+        return [*outputs, *torch.autograd.grad(total, [x, memory, *alone.parameters(), *across.parameters()])]
+
+    expected = results()
+    monkeypatch.setattr(aiayn.attention, "_padded_attention", aiayn.attention._padded_attention_of_torch)
+    for ours, theirs in zip(results(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    # Control: without the mask the padding takes part
+    here.mask = None
+    assert not torch.allclose(results()[1], expected[1])
+
+
 @pytest.mark.parametrize(
-    ("in_tiles", "dtype", "width", "expected"),
+    ("dtype", "width", "expected"),
     [
-        *(
-            (False, torch.bfloat16, 256, "flash"),
-            (False, torch.bfloat16, 512, "tiles"),
-            (False, torch.float32, 8, None),
-        ),
-        *((False, torch.float32, 512, None), (False, torch.bfloat16, 520, None)),
-        *((True, torch.bfloat16, 8, "tiles"), (True, torch.float32, 512, "tiles"), (True, torch.bfloat16, 520, None)),
-        (True, torch.float64, 8, None),
+        (torch.bfloat16, 256, "variable length"),
+        (torch.bfloat16, 512, "padded"),
+        (torch.float16, 8, "variable length"),
+        (torch.float32, 8, "padded"),
     ],
 )
-def test_tiles_are_taken_where_asked_for_and_where_flash_attention_cannot_hold_the_head(
-    in_tiles: bool, dtype: torch.dtype, width: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
+def test_sentences_are_padded_where_the_variable_length_kernel_cannot_hold_the_heads(
+    dtype: torch.dtype, width: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    taken = []
 
-    def flash(q: Tensor, *_: Any, **__: Any) -> Tensor:
-        asked.append("flash")
+    def variable_length(q: Tensor, *_: Any, **__: Any) -> Tensor:
+        taken.append("variable length")
         return torch.zeros_like(q)
 
-    def attend(queries: Tensor, *_: Any) -> tuple[Tensor]:
-        asked.append("tiles")
-        return (queries[:, :width],)
+    def padded(queries: Tensor, *_: Any) -> Tensor:
+        taken.append("padded")
+        return queries[:, :width]
 
-    monkeypatch.setattr(aiayn.attention, "varlen_attn", flash)
-    monkeypatch.setattr(aiayn.tiles, "attend", attend)
-    monkeypatch.setattr(aiayn.tiles, "available", lambda device: True)
-    sentences = Sentences(offsets((2, 3)), in_tiles=in_tiles)
+    monkeypatch.setattr(aiayn.attention, "varlen_attn", variable_length)
+    monkeypatch.setattr(aiayn.attention, "_padded_attention_of_torch", padded)
+    sentences = Sentences(offsets((2, 3)), device=torch.device("meta"))
     sentences.has_kernel = True
-    found = aiayn.attention.attention(
-        torch.ones(5, 3 * width, dtype=dtype), None, sentences, sentences, (1, width, width), causal=True
-    )
+    x = torch.ones(5, 3 * width, dtype=dtype, device="meta")
+    found = aiayn.attention.attention(x, None, sentences, sentences, (1, width, width), causal=True)
     assert found.shape == (5, width)
-    assert asked == [expected] * (expected is not None)
-
-
-def test_where_tiles_cannot_be_had_they_are_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^hardware.attention=tiles: .*give flash$"):
-        Sentences(offsets((2, 3)), in_tiles=True)
+    assert taken == [expected]

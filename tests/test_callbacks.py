@@ -4,19 +4,20 @@ import json
 import math
 import os
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from aiayn import callbacks, checkpoint, progress, storage
-from aiayn.callbacks import Bar, Dev, Record, Save
+from aiayn.callbacks import Bar, Dev, Save
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import NonFinite
 from aiayn.signals import Interrupted, StopFlag
 
 LAST = 7
-MODULE = SimpleNamespace(settle=lambda: None, one_wants_to_stop=False)
+MODULE = SimpleNamespace(settle=lambda: None, one_wants_to_stop=False, ranks=1)
 
 
 def update(number: int) -> Update:
@@ -35,7 +36,7 @@ def outputs(number: int) -> dict:
 @pytest.fixture
 def trainer():
     """What the callbacks ask of a trainer; it notes where it saved."""
-    found = SimpleNamespace(is_global_zero=True, world_size=1, saved=[])
+    found = SimpleNamespace(saved=[])
 
     def save_checkpoint(path):
         found.saved.append(path)
@@ -52,6 +53,9 @@ def run(trainer, parts, numbers) -> None:
     for number in numbers:
         for part in parts:
             part.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
+
+
+Record = partial(callbacks.Record, device="cpu", devices=3)
 
 
 def rows(path) -> list[dict]:
@@ -96,6 +100,31 @@ def test_a_resume_cuts_the_record_to_what_the_checkpoint_has_and_goes_on_from_th
     assert record.target_tokens == 13 * LAST
 
 
+def test_the_seconds_of_each_kind_of_device_add_up_over_sessions_with_other_numbers_of_them(
+    trainer, tmp_path, monkeypatch
+):
+    path, now = tmp_path / "metrics.jsonl", [1000.0]
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    sessions = [("H200", 8, range(3), 5.0), ("H200", 2, range(3, 5), 7.0), ("cpu", 3, range(5, LAST), 11.0)]
+    for device, count, numbers, seconds_each in sessions:
+        record = Record(path, numbers.start, lambda row: None, writes=True, device=device, devices=count)
+        record.on_train_start(trainer, MODULE)
+        for number in numbers:
+            now[0] += seconds_each
+            run_one(trainer, record, number)
+        run_one(trainer, record, numbers.stop)  # an update that no checkpoint has: it is made again
+        record.flush()
+        now[0] += 13.0  # until the next session
+    last = Record(path, LAST, lambda row: None, writes=True)
+    assert last.device_seconds == {"H200": 8 * 3 * 5.0 + 2 * 2 * 7.0, "cpu": 3 * 2 * 11.0}
+    assert last.seconds == 3 * 5.0 + 2 * 7.0 + 2 * 11.0
+    assert 3 * last.seconds != sum(last.device_seconds.values())  # control: nor are they the last session's devices
+
+
+def run_one(trainer, record, number) -> None:
+    record.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
+
+
 def test_only_one_rank_writes(trainer, tmp_path):
     record = Record(tmp_path / "metrics.jsonl", 0, pytest.fail, writes=False)
     run(trainer, [record], range(LAST))
@@ -120,7 +149,6 @@ def test_rows_are_flushed_now_and_then_and_no_sooner(trainer, tmp_path, monkeypa
 @pytest.mark.parametrize("is_first", [True, False])
 def test_nothing_is_measured_or_saved_of_an_update_that_is_not_finite(trainer, tmp_path, is_first):
     """On no rank, so that none waits for another."""
-    trainer.is_global_zero = is_first
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=is_first)
     save = Save(record, tmp_path / "checkpoints", 1, 3, LAST, StopFlag())
     for part in (Dev(record, pytest.fail, 1, LAST), save):
@@ -130,7 +158,7 @@ def test_nothing_is_measured_or_saved_of_an_update_that_is_not_finite(trainer, t
             raise NonFinite
 
         with pytest.raises(NonFinite):
-            part.on_train_batch_end(trainer, SimpleNamespace(settle=settle), outputs(0), update(0), 0)
+            part.on_train_batch_end(trainer, SimpleNamespace(settle=settle, ranks=1), outputs(0), update(0), 0)
     assert (trainer.saved, rows(tmp_path / "metrics.jsonl") if is_first else []) == ([], [])
     if is_first:
         run(trainer, [save], range(1))  # control
@@ -155,7 +183,6 @@ def test_a_dev_perplexity_that_is_no_number_ends_the_run_as_diverged(trainer, tm
 
 
 def test_only_rank_0_measures(trainer, tmp_path):
-    trainer.is_global_zero = False
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=False)
     run(trainer, [record, Dev(record, pytest.fail, 1, LAST)], range(LAST))
 
@@ -207,8 +234,10 @@ def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_rank_stops_when_another_was_asked_to(trainer, tmp_path, monkeypatch):
-    trainer.world_size = 2
+def test_a_rank_stops_when_another_was_asked_to_once_the_checkpoint_is_whole(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(MODULE, "ranks", 2)
+    saved_at_barrier = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: saved_at_barrier.extend(trainer.saved))
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
     monkeypatch.setattr(callbacks, "agree", lambda module, step: None)
     save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
@@ -216,12 +245,26 @@ def test_a_rank_stops_when_another_was_asked_to(trainer, tmp_path, monkeypatch):
     monkeypatch.setattr(MODULE, "one_wants_to_stop", True)
     with pytest.raises(Interrupted, match="another rank after update 3"):
         run(trainer, [record, save], range(2, LAST))
+    assert saved_at_barrier == [checkpoint.path_of(tmp_path / "checkpoints", 3)]
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_rank_that_was_asked_to_stop_waits_until_all_know(trainer, tmp_path):
+def test_only_rank_0_saves(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(MODULE, "ranks", 2)
+    monkeypatch.setattr(callbacks, "agree", lambda module, step: None)
+    barriers = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: barriers.append(True))
+    for writes in (False, True):
+        record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=writes)
+        run(trainer, [record, Save(record, tmp_path / "checkpoints", 3, 3, LAST, StopFlag())], range(LAST))
+        assert len(trainer.saved) == (3 if writes else 0)
+        assert len(barriers) == (6 if writes else 3)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_rank_that_was_asked_to_stop_waits_until_all_know(trainer, tmp_path, monkeypatch):
     """Or it would leave the others in the middle of an update."""
-    trainer.world_size = 2
+    monkeypatch.setattr(MODULE, "ranks", 2)
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
     save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
     run(trainer, [record, save], range(1))
@@ -233,9 +276,9 @@ def test_a_rank_that_was_asked_to_stop_waits_until_all_know(trainer, tmp_path):
 @pytest.mark.parametrize("differ", [False, True])
 def test_ranks_that_hold_different_weights_save_nothing(trainer, tmp_path, monkeypatch, differ):
     """One bit of one weight of another rank is enough."""
-    trainer.world_size = 2
     module, other = torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)
-    module.settle, module.one_wants_to_stop = (lambda: None), False
+    module.settle, module.one_wants_to_stop, module.ranks = (lambda: None), False, 2
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
     other.load_state_dict(module.state_dict())
     if differ:
         with torch.no_grad():
@@ -290,6 +333,6 @@ def test_the_log_tells_now_and_then_where_the_run_is_and_how_long_it_takes(train
     assert [line.partition(",")[0] for line in lines] == [f"base: update {n} of 7" for n in (5, 6, 7)]
     assert all("target tokens/s" in line for line in lines)
     assert lines[-1].endswith(" 0 s left")
-    trainer.is_global_zero = False
+    record.writes = False
     run(trainer, [bar], range(4, LAST))
     assert capsys.readouterr().out == ""

@@ -18,20 +18,20 @@ from aiayn.results import Run, Table
 
 Figure = Callable[[str, int], float]
 
-SCALE = config.compose_row("scale=mini").scale
+RUN = config.compose_row("scale=mini")
 WORDS = ["der", "die", "das", "ein", "eine", "Licht", "Raum", "Haus", "Tür", "Fenster", "an", "aus", "auf", "zu"]
 
 
 def table(seeds: int, ppl: Figure, score: Figure) -> Table:
     """Made-up results of all rows under so many seeds."""
     runs = []
-    for row, line in config.rows().items():
+    for row in config.ROWS:
+        trained = config.row(row, RUN)
         for seed in range(1, seeds + 1):
-            trained = config.scaled(dataclasses.replace(line, scale=SCALE, seed=seed))
             dev = {"ppl": ppl(row, seed), "bleu": {"paper": score(row, seed)}}
             result: dict[str, Any] = {"config": dataclasses.asdict(trained), "dev": dev}
             runs.append(Run(row, seed, "finished", "", result, 1))
-    return results.table(config.rows(), runs, SCALE, "tiny")
+    return results.table(RUN, runs)
 
 
 def noise(seed: int, size: float = 0.01) -> Callable[[], float]:
@@ -167,6 +167,42 @@ def test_no_difference_found_is_not_equality() -> None:
     assert found.verdict == "undecided"
 
 
+def test_a_p_value_is_two_sided() -> None:
+    """Of two rows alone, so that one hypothesis is tested and nothing is corrected."""
+    draw, rows = noise(31, 0.02), ("d_dropout00", "base")
+    made = table(4, lambda row, _: 30 * math.exp(draw() + 0.02 * (row == rows[0])), lambda *_: 20.0)
+    kept = tuple(line if line.name in rows else dataclasses.replace(line, runs=()) for line in made.lines)
+    made = dataclasses.replace(made, lines=kept)
+    (found,) = [f for f in claims.check(made, {}) if f.p is not None]
+    ours = {
+        line.name: [-math.log(result["dev"]["ppl"]) for result in line.finished] for line in kept if line.name in rows
+    }
+    theirs = stats.ttest_ind(ours["base"], ours["d_dropout00"], equal_var=False)
+    assert 0.001 < theirs.pvalue < 0.5
+    assert found.p == pytest.approx(theirs.pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize(("hypothesis", "outside"), [(HYPOTHESES[0], 2.5), (HYPOTHESES[-1], 5.0)])
+def test_the_interval_over_sentences_is_of_95_percent_and_for_equality_of_90(
+    papers_counts, hypothesis, outside
+) -> None:
+    """Two one-sided tests at 5 % each leave out 5 % on either side."""
+    assert (hypothesis.metric, hypothesis.equal) == ("BLEU", outside == 5.0)
+    found = next(f for f in claims.check(like_the_paper(3), papers_counts) if f.hypothesis == hypothesis)
+    number = len(papers_counts["base", 1])
+    draws = np.random.default_rng(37).multinomial(number, np.full(number, 1 / number), 4000)
+    worse, better = ([claims.bleu_of_counts(drawn @ papers_counts[row, 1]) for drawn in draws]
+                     for row in hypothesis.rows)  # fmt: skip
+    effects = np.array(better) - np.array(worse)
+    assert found.sentences is not None
+    wide = found.sentences[1] - found.sentences[0]
+    percentiles = {share: np.percentile(effects, [share, 100 - share]) for share in (2.5, 5.0)}
+    widths = {share: high - low for share, (low, high) in percentiles.items()}
+    assert wide == pytest.approx(widths[outside], rel=0.07)
+    (other,) = set(widths) - {outside}
+    assert wide != pytest.approx(widths[other], rel=0.07)  # control: the two can be told apart
+
+
 def test_a_verdict_on_bleu_needs_the_sentences_too(papers_counts) -> None:
     made = like_the_paper(3)
     without = by_metric(claims.check(made, {}), "BLEU")
@@ -231,8 +267,96 @@ def test_an_effect_of_nothing_needs_more_seeds_than_anybody_has() -> None:
 
 
 def test_the_rank_correlation_is_of_all_finished_rows() -> None:
-    rho, p, rows = claims.rank_correlation(like_the_paper(2), "PPL") or (0.0, 1.0, 0)
-    assert (rho > 0.98, p < 1e-9, rows) == (True, True, 20)
+    found = claims.rank_correlation(like_the_paper(2), "PPL")
+    assert found is not None
+    assert (found.rho > 0.98, found.rows, found.seeds) == (True, 20, 2)
     reverse = table(1, lambda row, _: 10 / config.rows()[row].paper.ppl, lambda *_: 20.0)
-    assert (claims.rank_correlation(reverse, "PPL") or (0.0,))[0] < -0.99  # control
+    turned = claims.rank_correlation(reverse, "PPL")
+    assert turned is not None
+    assert turned.rho < -0.99  # control
     assert claims.rank_correlation(reverse, "BLEU") is None
+
+
+def test_spearmans_rho_with_ties_is_the_one_counted_by_hand() -> None:
+    paper = [1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0, 6.0, 7.0]
+    ours = [2.0, 1.0, 3.0, 3.0, 9.0, 4.0, 5.0, 6.0, 8.0, 7.0]
+    # Ranks 1.5 1.5 3 4 5 7 7 7 9 10 and 2 1 3.5 3.5 10 5 6 7 9 8. Around their mean 5.5 the products sum to
+    # 14 + 18 + 5 + 3 - 2.25 - 0.75 + 0.75 + 2.25 + 12.25 + 11.25 = 63.5, the squares to 80 and 82
+    found = claims.correlation(paper, [[value] for value in ours])
+    assert found is not None
+    assert found.rho == pytest.approx(63.5 / math.sqrt(80 * 82), rel=1e-12)
+    assert found.rho != pytest.approx(1 - 6 * 35 / 990, abs=1e-3)  # control: the formula that knows no ties
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("noise", [0.001, 0.3, 3.0])
+def test_the_interval_of_rho_contains_it_and_is_the_same_every_time(noise: float, seeds: int) -> None:
+    random = np.random.default_rng(31)
+    paper = [row.paper.bleu for row in config.rows().values()]
+    samples = [[value + random.normal(0, noise) for _ in range(seeds)] for value in paper]
+    found = claims.correlation(paper, samples)
+    assert found is not None
+    assert found.interval[0] <= found.rho <= found.interval[1]
+    assert -1 <= found.interval[0] < found.interval[1] <= 1
+    assert found == claims.correlation(paper, samples)
+    assert found.seeds == seeds
+
+
+def test_the_interval_of_rho_covers_the_rho_of_many_rows() -> None:
+    """Rows drawn from a population whose rho is known by drawing 100 000 of them."""
+    random = np.random.default_rng(37)
+
+    def draw(rows: int) -> tuple[list[float], list[list[float]]]:
+        paper = random.normal(0, 1, rows)
+        return paper.tolist(), [[value + random.normal(0, 1)] for value in paper]
+
+    paper, ours = draw(100_000)
+    true = float(stats.spearmanr(paper, [value for (value,) in ours]).statistic)
+    intervals = [found.interval for _ in range(60) if (found := claims.correlation(*draw(20))) is not None]
+    covered = sum(low <= true <= high for low, high in intervals)
+    assert len(intervals) == 60
+    assert covered >= 50  # 57 are expected of a perfect interval; the percentile bootstrap of 20 rows is a little short
+    assert (
+        sum(low <= true - 0.5 <= high for low, high in intervals) < 50
+    )  # control: they are not so wide as to hold all
+
+
+def test_rho_and_its_interval_depend_on_the_order_alone() -> None:
+    random = np.random.default_rng(47)
+    paper = [row.paper.ppl for row in config.rows().values()]
+    ours = [value + random.normal(0, 0.5) for value in paper]
+    found, raised = (claims.correlation(paper, [[rise(value)] for value in ours]) for rise in (float, math.exp))
+    assert found is not None
+    assert found == raised
+    turned = claims.correlation(paper, [[-value] for value in ours])
+    assert turned is not None
+    assert turned.rho == pytest.approx(-found.rho)
+    assert turned != found  # control
+
+
+def test_seeds_that_differ_widen_the_interval_and_seeds_that_are_copies_do_not() -> None:
+    random = np.random.default_rng(41)
+    paper = [row.paper.ppl for row in config.rows().values()]
+    means = [value + random.normal(0, 0.2) for value in paper]
+    one, copies, spread = (
+        claims.correlation(paper, [[mean + shift for shift in shifts] for mean in means])
+        for shifts in ((0.0,), (0.0, 0.0, 0.0), (-1.0, 0.0, 1.0))
+    )
+    assert one is not None
+    assert copies is not None
+    assert spread is not None
+    width = [found.interval[1] - found.interval[0] for found in (one, copies, spread)]
+    assert width[1] == pytest.approx(width[0], abs=0.02)
+    assert width[2] > width[0] + 0.05
+
+
+def test_rho_of_few_rows_and_of_equal_rows_is_none() -> None:
+    paper = [float(n) for n in range(10)]
+    samples = [[value] for value in paper]
+    perfect = claims.correlation(paper, samples)
+    assert perfect is not None  # control
+    assert (perfect.rho, perfect.interval) == (pytest.approx(1.0), pytest.approx((1.0, 1.0)))
+    assert claims.correlation(paper[:9], samples[:9]) is None
+    assert claims.correlation(paper, [[7.0]] * 10) is None
+    assert claims.correlation([7.0] * 10, samples) is None
+    assert claims.correlation([], []) is None

@@ -5,30 +5,30 @@ import dataclasses
 import pytest
 
 from aiayn import columns, config, results
-from aiayn.schema import ROWS, Scale
+from aiayn.schema import ROWS, Config
 
-MINI = config.compose_row("scale=mini").scale
-PAPER = config.compose_row("scale=paper").scale
+MINI = config.compose_row("scale=mini")
+PAPER = config.compose_row("scale=paper", "data=wmt14_en_de")
 
 
-def found(scale: Scale, data: str, **figures: float) -> dict[str, list[columns.Column]]:
+def found(like: Config, **figures: float) -> dict[str, list[columns.Column]]:
     """The columns, by group, of a table in which these rows have a BLEU, all with a perplexity of 5."""
     runs = []
     for row, bleu in figures.items():
-        run = config.scaled(dataclasses.replace(config.rows()[row], scale=scale))
+        run = config.row(row, like)
         result = {"config": dataclasses.asdict(run), "params": 7, "params_at_40960_rows": 65_000_000}
         result["dev"] = {"ppl": 5.0, "bleu": {"paper": bleu}}
         runs.append(results.Run(row, 1, "finished", "", result, 11))
-    table = results.table(config.rows(), runs, scale, data)
+    table = results.table(like, runs)
     groups: dict[str, list[columns.Column]] = {}
     for column in columns.columns_of(table):
         groups.setdefault(column.group, []).append(column)
     return groups
 
 
-@pytest.mark.parametrize(("scale", "data"), [(MINI, "tiny"), (PAPER, "wmt14_en_de")])
-def test_every_column_has_a_cell_for_each_row_and_is_as_wide_as_its_widest(scale, data):
-    every = [column for group in found(scale, data, base=25.0).values() for column in group]
+@pytest.mark.parametrize("like", [MINI, PAPER])
+def test_every_column_has_a_cell_for_each_row_and_is_as_wide_as_its_widest(like):
+    every = [column for group in found(like, base=25.0).values() for column in group]
     assert {len(column.cells) for column in every} == {len(ROWS)}
     assert len(columns.rows_of(every)) == len(ROWS)
     for column in every:
@@ -36,17 +36,17 @@ def test_every_column_has_a_cell_for_each_row_and_is_as_wide_as_its_widest(scale
 
 
 def test_effects_stand_only_beside_figures_made_under_other_conditions_than_the_papers():
-    names = [column.name for column in found(MINI, "tiny", base=25.0)["BLEU"]]
+    names = [column.name for column in found(MINI, base=25.0)["BLEU"]]
     assert names == ["paper", "ours", "diff", "Δ paper", "Δ ours"]
-    names = [column.name for column in found(PAPER, "wmt14_en_de", base=25.0)["BLEU"]]
+    names = [column.name for column in found(PAPER, base=25.0)["BLEU"]]
     assert names == ["paper", "ours", "diff"]
 
 
 def test_an_effect_is_our_row_minus_our_base_and_a_row_without_figures_has_none():
-    ours = found(MINI, "tiny", base=25.0, a_h1=24.0)["BLEU"][-1]
+    ours = found(MINI, base=25.0, a_h1=24.0)["BLEU"][-1]
     assert [cell.text for cell in ours.cells[:3]] == ["", "−1.0", ""]
     assert ours.cells[1].style == "good"  # the paper's h = 1 loses too
-    assert found(MINI, "tiny", base=25.0, a_h1=26.0)["BLEU"][-1].cells[1].style == "far"  # control
+    assert found(MINI, base=25.0, a_h1=26.0)["BLEU"][-1].cells[1].style == "far"  # control
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from fractions import Fraction
 
 import pytest
 from omegaconf import OmegaConf
@@ -72,13 +73,65 @@ def test_each_row_differs_from_base_in_the_papers_cells_and_in_nothing_else():
         assert (row.paper.ppl, row.paper.bleu, row.paper.params_millions) == (ppl, bleu, params), name
 
 
+# What the files of `conf/scale` multiply, and base as it is then trained, reckoned by hand from Table 3.
+FACTORS = {
+    "paper": {"width": "1", "layers": "1", "steps": "1", "warmup": "1", "batch": "1", "learning_rate": "1"},
+    "small": {
+        "width": "1/4",
+        "layers": "1/2",
+        "steps": "0.09",
+        "warmup": "0.15",
+        "batch": "0.016",
+        "learning_rate": "1/2",
+    },
+    "mini": {
+        **{"width": "3/16", "layers": "1/2", "steps": "1/80", "warmup": "1/8", "batch": "1/25", "learning_rate": "3/5"}
+    },
+    "smoke": {
+        **{"width": "1/16", "layers": "1/2", "steps": "1/25000", "warmup": "1/1000", "batch": "1/100"},
+        **{"learning_rate": "1"},
+    },
+}
+BASE = {  # N, d_model, d_ff, d_k, updates, warm-up, tokens an update, updates between checkpoints, factor of Eq. 3
+    "paper": (6, 512, 2048, 64, 100_000, 4_000, 25_000, 5_000, 1.0),
+    "small": (3, 128, 512, 16, 9_000, 600, 400, 450, 0.5),
+    "mini": (3, 96, 384, 12, 1_250, 500, 1_000, 62, 0.6),
+    "smoke": (3, 32, 128, 4, 4, 4, 250, 1, 1.0),
+}
+SCALED_BY = {
+    "layers": ("num_layers",),
+    "width": ("d_model", "d_ff", "d_k", "d_v"),
+    "steps": ("max_steps", "dev_every", "checkpoint_every"),
+    "warmup": ("warmup_steps",),
+    "batch": ("tokens_per_update",),
+}
+
+
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_row_composes_at_every_scale_to_what_the_command_line_gives(scale):
-    for name in schema.ROWS:
+def test_every_row_composes_at_every_scale_to_the_papers_values_times_the_scales_factors(scale):
+    base = dataclasses.asdict(compose_row("scale=paper"))
+    for name, (changes, ppl, bleu, _) in TABLE_3.items():
         run = compose_row(f"experiment={name}", f"scale={scale}")
-        unscaled = dataclasses.replace(config.rows()[name], scale=run.scale)
-        assert run == config.checked(config.scaled(unscaled)), name
+        expected = {**base["model"], **base["training"], **changes}
+        for factor, keys in SCALED_BY.items():
+            for key in keys:  # of exact fractions, ties to the even one
+                expected[key] = max(1, round(expected[key] * Fraction(FACTORS[scale][factor])))
+        expected["learning_rate_factor"] = float(Fraction(FACTORS[scale]["learning_rate"]))
+        assert {**dataclasses.asdict(run.model), **dataclasses.asdict(run.training)} == expected, name
+        assert (run.experiment, run.paper.ppl, run.paper.bleu) == (name, ppl, bleu)
         assert config.variation(run) == "", name
+        # What reads a row without composing it, for a table or a plan, has the same
+        assert config.row(name, compose_row(f"scale={scale}")) == run
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_base_is_trained_at_every_scale_with_the_values_that_are_written_here(scale):
+    run = compose_row(f"scale={scale}")
+    model, training = run.model, run.training
+    sizes = (model.num_layers, model.d_model, model.d_ff, model.d_k, training.max_steps, training.warmup_steps)
+    times = (training.tokens_per_update, training.checkpoint_every, training.learning_rate_factor)
+    assert (*sizes, *times) == BASE[scale]
+    assert (model.d_v, model.num_heads, model.dropout, training.adam_beta2) == (model.d_k, 8, 0.1, 0.98)
 
 
 def test_every_file_of_experiments_and_sweeps_is_known_and_every_point_of_a_sweep_composes():
@@ -105,6 +158,13 @@ def test_the_paper_scale_changes_nothing_and_other_scales_multiply():
     assert (mini.model.num_heads, mini.model.dropout) == (8, 0.1)
 
 
+def test_a_vocabulary_that_is_asked_for_comes_before_the_scales_own():
+    own = compose_row("scale=small").data.vocab_size
+    assert own != compose_row("scale=paper").data.vocab_size
+    assert compose_row("scale=small", "data=wmt14_en_de").data.vocab_size == own
+    assert compose_row("scale=small", "data=wmt14_en_de", "data.vocab_size=8009").data.vocab_size == 8009
+
+
 def test_a_config_file_gives_the_same_run_back(tmp_path):
     run = compose_row("experiment=big", "seed=7")
     path = tmp_path / "config.yaml"
@@ -128,8 +188,6 @@ def test_a_config_file_gives_the_same_run_back(tmp_path):
         ("+model.num_layer=3", ("model.num_layer", "did you mean model.num_layers?")),
         ("data=files", ("data.train_source", "no value")),
         ("hardware.compile=true", ("hardware.compile", "true", "false on a CPU")),
-        ("hardware.attention=tiles", ("hardware.attention", "tiles", "flash on a CPU")),
-        ("hardware.attention=eager", ("hardware.attention", "eager", "flash, tiles")),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line_naming_key_value_and_remedy(override, words):
@@ -156,6 +214,17 @@ def test_runs_with_the_papers_tokenizer_have_a_table_of_their_own():
     usual, papers = (compose_row(f"tokenizer={kind}") for kind in ("sentencepiece", "paper"))
     assert str(config.run_folder(usual)) == "runs/tiny-mini/base/seed1"
     assert str(config.run_folder(papers)) == "runs/tiny.paper-mini/base/seed1"
+
+
+def test_runs_in_another_precision_have_a_table_of_their_own_that_names_it():
+    words = {"32-true": "tiny", "bf16-mixed": "tiny.bf16", "64-true": "tiny.fp64"}
+    for precision, folder in words.items():
+        run = compose_row(f"hardware.precision={precision}")
+        assert str(config.run_folder(run)) == f"runs/{folder}-mini/base/seed1"
+        assert config.variation(run) == ""
+    gpu = compose_row("hardware=gpu", "data=wmt14_en_de", "scale=paper", "tokenizer=paper")
+    assert config.sweep_folder(gpu).name == "wmt14_en_de.paper.bf16-paper"
+    assert config.corpus_name(gpu) == "wmt14_en_de.paper"  # the text is prepared once
 
 
 def test_no_value_stands_twice_in_conf_and_experiments():

@@ -10,11 +10,12 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import split_tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiayn import corpus
-from aiayn.corpus import EMBEDDED, DataError, Files, Member, in_chunks, read_lines, read_pairs
+from aiayn.corpus import EMBEDDED, DataError, Files, Member, Selection, in_chunks, read_lines, read_pairs, select
 
 every_example_in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -142,17 +143,46 @@ def test_without_cleaning_invalid_utf_8_is_refused_with_its_line(files) -> None:
         list(read_pairs(files, None))
 
 
+# The part of a corpus that is used
+
+
+@given(
+    words=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5))),
+    max_words=st.integers(0, 5),
+    count=st.integers(0, 5),
+)
+def test_pairs_are_selected_by_the_longer_side_then_by_number_and_the_others_are_counted(words, max_words, count):
+    pairs = [("ein\u2003Wort " * source, "word\t" * target) for source, target in words]
+    dropped: Counter[str] = Counter()
+    kept = list(select(pairs, Selection(max_words, count), dropped))
+    short = [pair for pair, sides in zip(pairs, words, strict=True) if max(2 * sides[0], sides[1]) <= max_words]
+    expected = pairs if max_words == 0 else short
+    assert kept == (expected if count == 0 else expected[:count])
+    assert dropped["over max_words"] == len(pairs) - len(expected)
+    assert len(kept) + dropped.total() == len(pairs)
+
+
 # The embedded corpus
 
 
-def test_the_embedded_corpus_is_clean_and_its_splits_do_not_overlap() -> None:
+def test_the_embedded_corpus_is_clean_and_no_near_duplicate_stands_in_two_parts() -> None:
     dropped: Counter[str] = Counter()
     splits = {split: list(read_pairs(files, dropped)) for split, files in EMBEDDED.items()}
-    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 34_913, "dev": 939, "test": 916}
+    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 23_768, "dev": 10_000, "test": 3000}
     assert dropped.total() == 0
-    train = set(splits["train"])
-    assert not any(pair in train for pair in splits["dev"] + splits["test"])
-    assert not set(splits["dev"]) & set(splits["test"])
+    for side in (0, 1):
+        keys = {split: [split_tiny.key(pair[side]) for pair in pairs] for split, pairs in splits.items()}
+        for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
+            assert not set(keys[one]) & set(keys[other])
+        assert all(len(set(keys[split])) == len(keys[split]) for split in ("dev", "test"))
+        assert len(set(keys["train"])) < len(keys["train"])  # control: near-duplicates are seen as such
+    assert split_tiny.key("Phase 1: {name} (<b>V</b>)") == split_tiny.key("phase 2 v!") == "phase v"
+
+
+def test_the_split_of_the_embedded_corpus_is_a_function_of_its_pairs() -> None:
+    splits = split_tiny.embedded()
+    pairs = [pair for part in splits.values() for pair in part]
+    assert split_tiny.split(pairs[::-1]) == splits
 
 
 def test_the_embedded_corpus_carries_its_licence_and_its_attribution() -> None:

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiayn import dataset, storage
-from aiayn.corpus import DataError, Files, fingerprints
+from aiayn.corpus import DataError, Files, Selection, fingerprints, read_pairs
 from aiayn.dataset import SIDES, SPLITS, Dataset, Lengths, Origin, _packed, prepare
 from aiayn.signals import Interrupted, StopFlag
 from aiayn.tokenizer import EOS, Tokenizer
@@ -140,11 +140,39 @@ def test_training_lines_are_kept_or_dropped_by_reason_and_dev_lines_are_all_kept
     dataset = prepare_here(tmp_path / "small", folder)
     train, dev = (dataset.manifest["splits"][split] for split in ("train", "dev"))
     assert train["lines"] == 97 + 4
-    assert train["dropped"] == {"empty": 1, "invalid UTF-8": 1, "too long": 1}
+    unselected = {"over max_words": 0, "beyond pairs": 0}
+    assert train["dropped"] == {"empty": 1, "invalid UTF-8": 1, "too long": 1, **unselected}
     assert train["kept"] == len(dataset.pairs("train")) == 98
     assert dev["lines"] == dev["kept"] == len(dataset.pairs("dev")) == 13 + 3
     assert decoded(dataset, "dev", "target") == dataset.texts("dev", "target")
     assert dataset.texts("dev", "source")[-3:] == ["", "new low " * MAX_LENGTH, "new\rest"]
+
+
+def test_a_selection_drops_long_pairs_of_every_split_and_keeps_the_first_training_pairs(tmp_path, text) -> None:
+    counts = []
+    for selection in (Selection(), Selection(max_words=3), Selection(max_words=3, pairs=17)):
+        dataset = prepare_here(tmp_path / f"{len(counts)}", text, selection=selection)
+        counts.append(dataset.manifest["splits"])
+        for split in SPLITS:
+            part = dataset.manifest["splits"][split]
+            assert part["lines"] == part["kept"] + sum(part["dropped"].values())
+            assert part["kept"] == len(dataset.pairs(split))
+        for split in ("dev", "test"):
+            lines = list(read_pairs(Files(text / f"{split}.en", text / f"{split}.de"), None))
+            chosen = [pair for pair in lines if not selection.max_words or max(len(s.split()) for s in pair) <= 3]
+            assert [*zip(*(dataset.texts(split, side) for side in SIDES), strict=True)] == chosen
+            assert decoded(dataset, split, "target") == dataset.texts(split, "target")
+    everything, short, few = counts
+    assert everything["train"]["dropped"]["over max_words"] == 0 < short["train"]["dropped"]["over max_words"]
+    assert few["train"]["kept"] == 17 < short["train"]["kept"]
+    assert few["train"]["dropped"]["beyond pairs"] == short["train"]["kept"] - 17
+    assert (few["dev"]["kept"], few["test"]["kept"]) == (short["dev"]["kept"], short["test"]["kept"])
+
+
+def test_a_folder_prepared_from_another_selection_is_refused(tmp_path, text) -> None:
+    prepare_here(tmp_path / "once", text, selection=Selection(pairs=19))
+    with pytest.raises(DataError, match="pairs was 19, is 23"):
+        prepare_here(tmp_path / "once", text, selection=Selection(pairs=23))
 
 
 def test_a_training_pair_of_exactly_the_maximum_length_is_kept(tmp_path, text, prepared) -> None:
@@ -169,7 +197,7 @@ def test_text_without_a_pair_to_learn_from_is_refused(tmp_path, text) -> None:
     (folder / "train.de").write_text("a\n\n")
     with pytest.raises(DataError, match="hold no sentence pair to learn from"):
         prepare_here(tmp_path / "small", folder)
-    with pytest.raises(DataError, match=r"train\.de leave no sentence pair \(data\.max_length is 1\)"):
+    with pytest.raises(DataError, match=r"train\.de leave no sentence pair \(data\.max_length is 1, scale\.max_words"):
         prepare_here(tmp_path / "other", text, max_length=1)
 
 

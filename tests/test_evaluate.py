@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiayn import checkpoint, config, cores, evaluate, kernels, linear
+from aiayn import checkpoint, config, cores, evaluate, kernels, translate
 from aiayn.batching import gather
+from aiayn.tokenizer import EOS
 
 
 @pytest.fixture
@@ -47,14 +48,6 @@ def test_the_nats_are_those_of_each_sentence_alone_whatever_the_batch_size(run, 
         assert tokens == len(pairs.target_ids)
     shorter = evaluate.teacher_forced_nats(model, dataset.pairs("train"), 100_000)
     assert shorter[0] != pytest.approx(expected, rel=1e-3)  # control
-
-
-def test_the_kernels_asked_for_are_the_models():
-    words = ("scale=smoke", "hardware=gpu")
-    flash, in_tiles = (
-        evaluate.build(config.compose_row(*words, *more), 7) for more in ((), ("hardware.attention=tiles",))
-    )
-    assert (flash.in_tiles, in_tiles.in_tiles) == (False, True)
 
 
 def test_measuring_leaves_a_model_in_training_in_training_and_dropout_out_of_the_figure(run):
@@ -199,22 +192,42 @@ def test_two_processes_find_the_bits_of_one_and_the_run_may_use_as_many_as_it_ha
         assert asked.pop() == count
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_a_search_in_fewer_bits_finds_almost_the_same(run, precision, monkeypatch):
-    monkeypatch.setattr(linear, "INT8_PAYS", 1)
+def test_a_search_in_fewer_bits_finds_almost_the_same(run):
     model, dataset, _ = evaluate.trained(run)
     sources = sources_of(dataset)
     full = evaluate.search(model, sources, run.decoding, run.hardware)
-    fewer = evaluate.search(model, sources, dataclasses.replace(run.decoding, precision=precision), run.hardware)
+    fewer = evaluate.search(model, sources, dataclasses.replace(run.decoding, precision="bf16"), run.hardware)
     scores = [[hypothesis.score for hypothesis in found] for found in (full, fewer)]
     assert scores[0] != scores[1]  # control: it is another arithmetic
     assert np.allclose(*scores, rtol=0.1, atol=0.1)
 
 
-def test_8_bits_are_refused_where_nothing_computes_in_them(run, monkeypatch):
-    model, _, _ = evaluate.trained(run)
-    how = dataclasses.replace(run.decoding, precision="int8")
-    evaluate.search(model, [np.array([5, 6])], how, run.hardware)
-    monkeypatch.setattr(evaluate, "ONEDNN", False)
-    with pytest.raises(config.ConfigError, match=r"decoding\.precision=int8: .* use full"):
-        evaluate.search(model, [np.array([5, 6])], how, run.hardware)
+@pytest.mark.parametrize("command", ["evaluate", "translate"])
+def test_a_translation_may_be_longer_than_its_source_by_as_much_as_the_configuration_says(run, monkeypatch, command):
+    model, dataset, _ = evaluate.trained(run)
+    norm, eos = model.decoder[-1].after_feed_forward.norm, model.embedding.weight[EOS]
+    with torch.no_grad():  # the end is the least probable token everywhere
+        norm.weight.zero_()
+        norm.bias.copy_(-1000 * eos)
+        model.embedding.weight[:EOS] = model.embedding.weight[EOS + 1 :] = 0.0
+    search, found = evaluate.search, []
+
+    def watched(model, sources, *rest):
+        hypotheses = search(model, sources, *rest)
+        found.extend((len(source), len(hypothesis.ids)) for source, hypothesis in zip(sources, hypotheses, strict=True))
+        return hypotheses
+
+    for module in (evaluate, translate):
+        monkeypatch.setattr(module, "search", watched)
+    lengths = {}
+    for extra in (3, 11):
+        found.clear()
+        decoding = dataclasses.replace(run.decoding, max_extra=extra)
+        if command == "evaluate":
+            evaluate.evaluate(model, dataset, "dev", dataclasses.replace(run, decoding=decoding))
+        else:
+            list(translate.translate(model, dataset, decoding, run.hardware, [b"1 2 3\n", b"4 5\n"], pytest.fail))
+        # Both sides are counted with their ends, and no translation has one
+        assert {of_hypothesis - of_source for of_source, of_hypothesis in found} == {extra + 1}
+        lengths[extra] = list(found)
+    assert lengths[3] != lengths[11]

@@ -200,8 +200,9 @@ def test_the_released_code_has_twenty_rows_and_a_table_of_its_own(result_of, tmp
     for row in planned[:3]:
         storage.write_json(config.run_folder(row) / "result.json", result_of(row))
     runs = results.read_runs(config.sweep_folder(run))
-    made = {name: results.table(config.rows(name), runs, run.scale, "") for name in ("released_code", "paper")}
+    paper = dataclasses.replace(run, fidelity=config.compose_row("fidelity=paper").fidelity)
+    made = {of.fidelity.name: results.table(of, runs) for of in (run, paper)}
     assert [line.name for line in made["released_code"].lines if line.finished] == list(schema.ROWS[:3])
     assert not any(line.finished for line in made["paper"].lines)  # control
     assert material.gather(run).table.data == "tiny.released_code"
-    assert results.comparable(config.rows()["base"].scale, "wmt14_en_de.released_code")
+    assert results.table(config.compose_row("fidelity=released_code", "scale=paper", "data=wmt14_en_de"), []).comparable

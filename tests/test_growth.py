@@ -1,4 +1,4 @@
-"""How training grows: which trainings are measured, and that tables and estimates say what was measured."""
+"""How training grows: which trainings are measured, and that tables say what was measured."""
 
 import dataclasses
 import json
@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from aiayn import config, forecast, growth, probe, schema
-from aiayn.forecast import Pace
+from aiayn import config, growth, probe, schema
 
 
 @pytest.fixture
@@ -20,10 +19,9 @@ def point(**changes) -> probe.Point:
     return dataclasses.replace(made_up, **changes)
 
 
-def of_ranks(runs, ranks=False) -> list[probe.Point]:
-    """A rank has half of its training's pace, for each thread."""
-    pace = sum(run.hardware.threads for run in runs) if ranks else runs[0].hardware.threads
-    return [point(seconds=2.0 / pace, all_reduce_seconds=0.01 if ranks and len(runs) > 1 else None) for _ in runs]
+def by_threads(runs) -> list[probe.Point]:
+    """Each run at a pace that grows with its threads."""
+    return [point(seconds=2.0 / run.hardware.threads) for run in runs]
 
 
 def test_lengths_and_updates_change_one_thing_and_leave_a_run_that_can_be_trained(run):
@@ -47,9 +45,9 @@ def test_everything_is_measured_once_shown_and_left_as_plain_numbers(run, monkey
     monkeypatch.setattr(growth, "UPDATES", (0.5, 1))
     asked = []
 
-    def in_processes(runs, ranks=False):
-        asked.append((len(runs), ranks))
-        return of_ranks(runs, ranks) if ranks or len(asked) > 6 else [probe.measure(run) for run in runs]
+    def in_processes(runs):
+        asked.append(len(runs))
+        return by_threads(runs) if len(asked) > 6 else [probe.measure(run) for run in runs]
 
     monkeypatch.setattr(growth, "in_processes", in_processes)
     shown = []
@@ -58,30 +56,26 @@ def test_everything_is_measured_once_shown_and_left_as_plain_numbers(run, monkey
         "by row",
         "by mean length of the sentences",
         "by target tokens of an update",
-        "by ranks of one thread each",
         "runs of a sweep on this machine",
-        "one training on several devices",
     ]
     for sheet in shown:
         assert {len(row) for row in sheet.rows} == {len(sheet.head)}
-    assert [list(result[part]) for part in ("rows", "lengths", "updates", "ranks")] == [
+    assert [list(result[part]) for part in ("rows", "lengths", "updates")] == [
         ["base", "c_n2"],
         ["3", "7"],
         ["32", "64"],
-        ["1", "2"],
     ]
     cores = len(os.sched_getaffinity(0))
-    assert asked == [(1, False)] * 6 + [(1, True), (2, True)] * 3 + [(cores, False), (1, False)] * 3
+    assert asked == [1] * 6 + [cores, 1] * 3
     base = result["rows"]["base"]
     row = shown[0].rows[0]
     assert row[2] == f"{base['target_tokens'] / base['seconds']:,.0f}"
     assert row[-1] == f"{base['peak_mb']:,.0f}"
-    assert [line["ranks"] for line in result["forecasts"]] == [2, 8, 8, 64]
 
 
 def test_side_by_side_adds_up_what_runs_at_once_do(run, monkeypatch):
     monkeypatch.setattr(growth.os, "sched_getaffinity", lambda process: {0, 1, 2})
-    monkeypatch.setattr(growth, "in_processes", of_ranks)
+    monkeypatch.setattr(growth, "in_processes", by_threads)
     found, table = growth.side_by_side(run)
     assert found == {
         "3 at once, 1 thread each": [1500.0] * 3,
@@ -91,39 +85,6 @@ def test_side_by_side_adds_up_what_runs_at_once_do(run, monkeypatch):
     monkeypatch.setattr(growth, "in_processes", slow)
     _, table = growth.side_by_side(run)
     assert table.remarks == ["3 at once, 1 thread each is 6.00 x as fast"]
-
-
-def test_a_forecast_for_ranks_that_were_measured_stands_beside_the_measurement(run):
-    pace, here = Pace(0.05, 0.0015), point()
-    measured = {1: point(seconds=4.0), 2: point(seconds=2.5, all_reduce_seconds=0.01)}
-    two, *others = growth.forecasts(run, pace, here, measured)
-    # A rank of one thread is twice as slow as what the pace was measured with
-    assert two.step_seconds == pytest.approx(2 * pace.seconds(50))
-    assert two.all_reduce_seconds == pytest.approx(0.01)
-    table = growth.forecast_sheet([two, *others], here, measured)
-    assert [row[5] for row in table.rows] == ["400", *["not measured"] * 3]
-    assert "assumed" not in table.rows[1][-1]
-    assert all("assumed" in row[-1] for row in table.rows[2:])
-    # base on eight H200: 9.54 TFLOP an update, 63.05 M parameters, and 0.05 s of this host's time
-    eight = others[1]
-    assert (eight.tokens, eight.ranks) == (25000, 8)
-    assert eight.step_seconds == pytest.approx(9.54 / 8 / (989.4 * 0.41) + 0.05, rel=1e-3)
-    assert eight.all_reduce_seconds == pytest.approx(2 * 7 / 8 * 4 * 63.05e6 / 450e9, rel=1e-3)
-    # On a CPU nothing is hidden; on GPUs all but the embedding's 37 000 rows
-    assert [line.last_share for line in (two, others[0])] == [1, 1]
-    assert [line.last_share for line in others[1:]] == [pytest.approx(37_000 * 512 / 63.05e6, rel=1e-3)] * 2
-    assert "4.0 MB of gradients" in table.remarks[0]
-
-
-def test_on_a_gpu_the_forecasts_rest_on_what_was_measured_there(run):
-    gpu = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, accelerator="gpu"))
-    pace = Pace(0.001, 1e-6)
-    eight, nodes = growth.forecasts(gpu, pace, point(target_tokens=250_000), {})
-    assert (eight.ranks, nodes.ranks) == (8, 64)
-    assert eight.step_seconds == pace.seconds(25_000 / 8)
-    assert eight.all_reduce_seconds == forecast.ring_seconds(4e6, 8, forecast.NVLINK.bytes_a_second)
-    assert nodes.all_reduce_seconds > eight.all_reduce_seconds
-    assert "assumed" not in eight.basis + nodes.basis
 
 
 def test_a_corpus_is_decoded_to_outputs_as_long_as_their_sources(run):

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from aiayn import config, devices, jobs, schema, storage
+from aiayn import config, devices, jobs, schema, storage, train
+from aiayn import worker as worker_module
 
 
-def changed(run: schema.Config, key: str) -> schema.Config:
-    """The run with another value, inside its range, at a dotted key."""
+def changed(run: schema.Config, key: str, value: object = None) -> schema.Config:
+    """The run with another value, inside its range, at a dotted key; with that value if one is given."""
+    if value is not None:
+        section, _, name = key.partition(".")
+        return dataclasses.replace(run, **{section: dataclasses.replace(getattr(run, section), **{name: value})})
     section, _, name = key.rpartition(".")
     part = getattr(run, section) if section else run
     value, meta = next((value, meta) for found, value, meta in schema.leaves(run) if found == key)
@@ -37,7 +41,7 @@ def changed(run: schema.Config, key: str) -> schema.Config:
     else:
         value = f"{value}x"
     part = dataclasses.replace(part, **{name: value})
-    if key in ("hardware.compile", "hardware.attention"):  # which a CPU cannot do
+    if key == "hardware.compile":  # which a CPU cannot do
         part = dataclasses.replace(part, accelerator="gpu")
     return dataclasses.replace(run, **{section: part}) if section else part
 
@@ -352,6 +356,63 @@ def test_a_result_of_another_run_finishes_nothing(toy_run, result_of, key):
     part[name] = {"experiment": "big", "seed": 2, "data": "other"}.get(key, 0.75)
     storage.write_json(path, made)
     assert not jobs.is_finished(toy_run)
+
+
+def test_a_result_on_other_text_than_is_prepared_here_finishes_nothing(toy_run, result_of):
+    storage.write_json(config.run_folder(toy_run) / "result.json", result_of(toy_run))
+    assert jobs.is_finished(toy_run)
+    for sha256, finished in (("e" * 64, False), (result_of(toy_run)["sha256"]["data"], True)):
+        here = dataclasses.replace(toy_run, prepared=f"{toy_run.output}/{finished}")
+        storage.write_json(config.prepared_folder(here) / "manifest.json", {"sha256": sha256})
+        assert jobs.is_finished(here) == finished
+    storage.write_text(config.prepared_folder(here) / "manifest.json", "{")
+    assert jobs.is_finished(here)  # nothing here says otherwise: it may have been trained elsewhere
+
+
+def test_a_run_in_another_precision_is_another_run_with_a_folder_of_its_own(toy_run, result_of):
+    storage.write_json(config.run_folder(toy_run) / "result.json", result_of(toy_run))
+    for precision in ("bf16-mixed", "64-true"):
+        other = changed(toy_run, "hardware.precision", precision)
+        assert not jobs.is_finished(other)
+        assert config.run_folder(other) != config.run_folder(toy_run)
+        moved = config.run_folder(other)
+        storage.write_json(moved / "result.json", result_of(toy_run) | {"data": config.setting(other)})
+        assert not jobs.is_finished(other)  # nor where somebody puts it into that folder
+
+
+def finishes_before_the_claim(run, result_of, monkeypatch):
+    """Another command finishes the run between this one's first look and its claim."""
+    claim = jobs.claim
+
+    def later(run):
+        storage.write_json(config.run_folder(run) / "result.json", result_of(run))
+        return claim(run)
+
+    monkeypatch.setattr(jobs, "claim", later)
+
+
+def test_a_run_that_another_command_has_just_finished_is_not_begun_again(toy_run, result_of, monkeypatch, capsys):
+    finishes_before_the_claim(toy_run, result_of, monkeypatch)
+    monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("a worker was started"))
+    assert jobs.run_here(toy_run) == jobs.DONE
+    assert "nothing to do" in capsys.readouterr().out
+    assert not (config.run_folder(toy_run) / "config.yaml").exists()
+
+
+def test_a_folder_that_another_command_has_just_taken_for_another_run_is_refused(toy_run, monkeypatch):
+    claim, other = jobs.claim, changed(toy_run, "model.d_ff")
+    monkeypatch.setattr(jobs, "claim", lambda run: (hold(run, other), claim(run))[1])
+    monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("a worker was started"))
+    with pytest.raises(schema.ConfigError, match=r"model\.d_ff="):
+        jobs.run_here(toy_run)
+
+
+def test_a_rank_of_torchrun_does_not_begin_a_run_that_was_just_finished(toy_run, result_of, monkeypatch):
+    finishes_before_the_claim(toy_run, result_of, monkeypatch)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(train, "main", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(storage.InUse, match="another command has just finished it"):
+        worker_module.as_rank(toy_run)
 
 
 def test_a_finished_run_starts_no_worker_and_writes_nothing(toy_run, result_of, monkeypatch, capsys, tmp_path):

@@ -284,31 +284,6 @@ def asked(*words: str) -> list[str]:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
 
-@pytest.mark.skipif(not find_spec("submitit"), reason="needs pip install -e '.[launchers]'")
-def test_a_dry_run_prints_the_very_file_that_sbatch_would_get_and_leaves_nothing(
-    tmp_path, aiayn_in, monkeypatch
-) -> None:
-    """An sbatch that keeps what it is given and takes no job."""
-    here, bin = tmp_path / "here", tmp_path / "bin"
-    here.mkdir()
-    for program in ("srun", "sbatch"):
-        storage.write_text(bin / program, f'#!/bin/sh\ncp "$1" {tmp_path}/given\nexit 1\n')
-        (bin / program).chmod(0o755)
-    words = ("hydra.launcher.partition=gpu", "hydra.launcher.array_parallelism=3", "experiment=base,a_h1", "seed=1,2")
-    dry = aiayn_in(here, "train", "-m", "hydra/launcher=slurm_dry_run", *words).stdout
-    assert list(here.iterdir()) == []
-    monkeypatch.setenv("PATH", str(bin), prepend=os.pathsep)
-    command = [sys.executable, "-m", "aiayn", "train", "-m", "hydra/launcher=slurm", *words]
-    assert subprocess.run(command, cwd=here, capture_output=True, check=False).returncode != 0
-    given = (tmp_path / "given").read_text()
-    assert dry.startswith(given)
-    assert dry.removeprefix(given).split("\n")[1:] == [
-        *(f"# {number}: aiayn train experiment={row} seed={seed}" for number, (row, seed) in enumerate(POINTS)),
-        "",
-    ]
-    assert {"#SBATCH --array=0-3%3", "#SBATCH --partition=gpu", "#SBATCH --signal=USR2@300"} <= set(given.split("\n"))
-
-
 @pytest.mark.usefixtures("signals")
 def test_where_slurm_is_installed_lightning_s_advice_to_use_srun_is_not_passed_on(toy, tmp_path, monkeypatch) -> None:
     program = tmp_path / "bin" / "srun"
@@ -348,7 +323,7 @@ def test_inside_a_sweep_the_task_returns_its_code_and_alone_or_requeued_it_exits
 
 @pytest.mark.skipif(not find_spec("submitit"), reason="needs pip install -e '.[launchers]'")
 def test_a_mistake_in_the_last_point_is_refused_before_another_launcher_is_asked(tmp_path, aiayn_in) -> None:
-    words = ("train", "-m", "hydra/launcher=slurm_dry_run", "model.dropout=0.1,1.5")
+    words = ("train", "-m", "hydra/launcher=slurm", "model.dropout=0.1,1.5")
     printed = aiayn_in(tmp_path, *words, code=jobs.WRONG_CONFIGURATION)
     assert printed.stdout == ""
     assert printed.stderr.startswith("aiayn: model.dropout=1.5: must be at least 0 and below 1")
@@ -384,7 +359,7 @@ def test_another_launcher_gets_what_is_unfinished_and_can_begin_and_every_run_it
         "finished  PPL 2.00",
     ]
     assert last == "2 of 4 runs failed; repeat the command to try them again"
-    assert launcher.unfinished(four) == [1, 2]  # what a dry run shows, and the next command
+    assert launcher.unfinished(four) == [1, 2]  # what the next command begins
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +14,14 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 
-from aiayn import attention, transformer
+from aiayn import attention, lightning_model, transformer
 from aiayn.attention import Sentences
 from aiayn.batching import gather
 from aiayn.checkpoint import VerifiedCheckpointIO
 from aiayn.dataset import Pairs
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import LightningTransformer, NonFinite
+from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.tokenizer import EOS
 from aiayn.transformer import Transformer
 
@@ -278,6 +278,49 @@ def test_nothing_moves_when_the_loss_or_the_gradient_is_not_finite(poison, more)
     assert model.updates_done == 2
 
 
+@pytest.mark.parametrize("which", ["loss", "nats"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 0.0], ids=str)
+def test_nothing_moves_when_a_sum_is_not_finite_although_every_gradient_is(which, poison, monkeypatch):
+    def poisoned(*arguments, **options):
+        loss, nats = label_smoothed_cross_entropy(*arguments, **options)
+        return (loss + poison, nats) if which == "loss" else (loss, nats + poison)
+
+    monkeypatch.setattr(lightning_model, "label_smoothed_cross_entropy", poisoned)
+    model = module()
+    before = [parameter.detach().clone() for parameter in model.transformer.parameters()]
+    if poison == 0:  # control
+        fit(model, UPDATES[:1])
+        assert distance(model, before) > 1e-3
+        return
+    with pytest.raises(NonFinite, match="first parameter with a non-finite gradient: none"):
+        fit(model, UPDATES[:1])
+    assert bool(gradient(model).isfinite().all())
+    assert distance(model, before) == 0
+    assert model.updates_done == 0
+
+
+def test_gradients_are_sent_in_the_order_in_which_the_backward_pass_has_them():
+    model = module()
+    names = {id(parameter): name for name, parameter in model.transformer.named_parameters()}
+
+    def layers(parameters: list[torch.nn.Parameter]) -> list[str]:
+        """The layers in the order of the last gradient of each; the embedding is one."""
+        found = [".".join(names[id(parameter)].split(".")[:2]) for parameter in parameters]
+        return list(reversed(dict.fromkeys(reversed(found))))
+
+    arrived: list[torch.nn.Parameter] = []
+    for parameter in model.transformer.parameters():
+        parameter.register_post_accumulate_grad_hook(arrived.append)
+    loss_by_hand(model.transformer, EVEN, [0, 1, 2, 3]).backward()
+    order = layers(arrived)
+    # The encoder's output is used in all of the decoder's layers
+    assert order == ["decoder.1", "decoder.0", "encoder.1", "encoder.0", "embedding.weight"]
+    buckets = [parameter for bucket in model.gradient_sum.buckets for parameter in bucket]
+    assert layers(buckets) == order
+    assert {id(parameter) for parameter in buckets} == set(names)
+    assert layers(list(reversed(buckets))) != order  # control
+
+
 class Meeting:
     """All-reduce among threads that stand for ranks."""
 
@@ -306,16 +349,16 @@ class Optimizer(pl.core.optimizer.LightningOptimizer):
 
 
 def on_ranks(
-    models: list[LightningTransformer], parts: list[list[int]], patch: pytest.MonkeyPatch, world_size: int = 2
+    models: list[LightningTransformer], parts: list[list[int]], patch: pytest.MonkeyPatch, ranks: int = 2
 ) -> list[object]:
     """What the step of each rank returned or raised: rank r has part r of one update."""
     patch.setattr(torch.distributed, "all_reduce", Meeting(len(models)).all_reduce)
-    patch.setattr(LightningTransformer, "trainer", SimpleNamespace(world_size=world_size))
     patch.setattr(LightningTransformer, "device", torch.device("cpu"))
     whole = update(UNEVEN, parts)
 
     def step(rank: int) -> object:
         model = models[rank]
+        model.ranks = ranks
         optimizer = Optimizer(model.configure_optimizers())
         model.optimizers = lambda: optimizer
         own = Update(0, whole.source_tokens, whole.target_tokens, whole.batches[rank : rank + 1])
@@ -342,7 +385,7 @@ def test_ranks_have_the_gradient_of_one_and_only_because_they_sum(parts, monkeyp
         assert float((gradient(model) - gradient(one)).abs().max()) < 1e-12
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), ranks[0].parameters(), strict=True))
     alone = [module(0.3), module(0.3)]
-    on_ranks(alone, PARTS, monkeypatch, world_size=1)
+    on_ranks(alone, PARTS, monkeypatch, ranks=1)
     mean = (gradient(alone[0]) + gradient(alone[1])) / 2
     assert float((mean - gradient(one)).norm() / gradient(one).norm()) > 1e-3
 
@@ -368,12 +411,12 @@ def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
     assert all(isinstance(result, NonFinite) for result in on_ranks(ranks, PARTS, monkeypatch))
     assert all(torch.equal(a, b) for a, b in zip(before, ranks[0].parameters(), strict=True))
     # Control: without the others' sums the first rank would go on
-    first, second = on_ranks(poisoned(), PARTS, monkeypatch, world_size=1)
+    first, second = on_ranks(poisoned(), PARTS, monkeypatch, ranks=1)
     assert isinstance(first, dict)
     assert isinstance(second, NonFinite)
 
 
-@pytest.mark.parametrize("kernel", ["none", "flash", "tiles"])
+@pytest.mark.parametrize("kernel", ["padded", "variable length"])
 def test_during_an_update_the_device_is_asked_for_nothing(kernel, monkeypatch):
     """Nor would it wait for an answer: a meta tensor has none to give."""
     init = Sentences.__init__
@@ -382,33 +425,30 @@ def test_during_an_update_the_device_is_asked_for_nothing(kernel, monkeypatch):
         init(self, *arguments, **options)
         self.has_kernel = True
 
-    if kernel != "none":
+    if kernel == "variable length":
         monkeypatch.setattr(Sentences, "__init__", with_kernel)
     # There is none for meta tensors
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     called = []
-    kernels = (attention, "varlen_attn", attention.varlen_attn), (attention.tiles, "attend", attention.tiles.attend)
-    for owner, name, theirs in kernels:
+    for name in ("varlen_attn", "_padded_attention_of_torch"):
+        theirs = getattr(attention, name)
 
         def attend(*given, name=name, theirs=theirs, **how):
             called.append(name)
             return theirs(*given, **how)
 
-        monkeypatch.setattr(owner, name, attend)
-    monkeypatch.setattr(attention.tiles, "available", lambda device: kernel == "tiles")
+        monkeypatch.setattr(attention, name, attend)
     # Without autocast the sums are not rounded after dropout
     monkeypatch.setattr(attention, "KERNEL_TYPES", {torch.bfloat16, torch.float32})
     model = module(0.1).to("meta", torch.bfloat16)
-    model.transformer.in_tiles = kernel == "tiles"
-    monkeypatch.setattr(LightningTransformer, "trainer", SimpleNamespace(world_size=1))
     optimizer = Optimizer(model.configure_optimizers())
     model.optimizers = lambda: optimizer
     monkeypatch.setattr(optimizer.optimizer, "step", lambda: called.append("Adam"))  # it refuses meta tensors
     found = model.training_step(UPDATES[0].to(torch.device("meta")), 0)
     assert found["loss"].is_meta
     assert optimizer.optimizer.found_inf.is_meta
-    assert set(called) == {"Adam", *{"flash": ["varlen_attn"], "tiles": ["attend"]}.get(kernel, [])}
+    assert set(called) == {"Adam", "varlen_attn" if kernel == "variable length" else "_padded_attention_of_torch"}
     with pytest.raises(RuntimeError, match="meta"):
         model.settle()  # control: this asks
 

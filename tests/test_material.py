@@ -21,7 +21,7 @@ def put(run: Config, row: str, sha256: str, lines: int, result_of: Any) -> Path:
     """A finished run on a corpus of that hash, with so many translations."""
     trained = config.scaled(dataclasses.replace(config.rows()[row], scale=run.scale, data=run.data))
     folder = config.sweep_folder(run) / row / "seed1"
-    storage.write_json(folder / "result.json", {**result_of(trained), "sha256": {"data": sha256}})
+    storage.write_json(folder / "result.json", {**result_of(trained), "sha256": {"data": sha256, "tokenizer": "t"}})
     storage.write_text(folder / "translations.txt", "1 2 3\n" * lines)
     return folder
 
@@ -33,6 +33,9 @@ def test_only_translations_of_this_corpus_and_as_many_as_its_sentences_are_count
     put(run, "a_h4", here, 40, result_of)
     found = material.gather(run)
     assert set(found.counts) == {("base", 1)}
+    # Most are on the text that is here: the one on other text is in no figure, and named
+    assert set(found.runs) == {("base", 1), ("a_h4", 1)}
+    assert [name for name, status, _ in found.table.notes if status == "stale"] == ["a_h1 seed 1"]
     assert found.counts["base", 1].shape == (41, 10)
     assert (len(found.sources), len(found.references), found.missing) == (41, 41, "")
 

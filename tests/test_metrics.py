@@ -209,5 +209,5 @@ def test_what_scores_without_a_model_on_the_embedded_dev_set() -> None:
     everywhere = Counter(target for _, target in train)
     commonest = [of_length.get(len(source.split()), everywhere).most_common(1)[0][0] for source in sources]
     always = everywhere.most_common(1)[0][0]
-    for outputs, expected in ((sources, 11.0), (commonest, 0.6), ([always] * len(dev), 0.0), (references, 100.0)):
+    for outputs, expected in ((sources, 9.4), (commonest, 0.7), ([always] * len(dev), 0.0), (references, 100.0)):
         assert bleu(list(outputs), list(references), "de").bleu["sacrebleu"] == pytest.approx(expected, abs=0.05)

@@ -50,7 +50,8 @@ def put(folder: Path, run: Config, ppl: float, dataset: Dataset, lines: list[str
         "status": "finished", "config": dataclasses.asdict(run), "params": 480_001, "params_at_40960_rows": 3_000_001,
         "steps": run.training.max_steps, "train_seconds": 73.0, "target_tokens": 12_345,
         "dev": {"ppl": ppl, "bits_per_character": 1.7, "bleu": bleu, "bleu_ci95": [24, 26], "signatures": {HOSTILE: 1}},
-        "sha256": {"data": dataset.sha256, "checkpoint": "c0ffee"}, "versions": {"torch": HOSTILE},
+        "device_seconds": {"cpu": 146.0},
+        "sha256": {"data": dataset.sha256, "tokenizer": "7", "checkpoint": "c0ffee"}, "versions": {"torch": HOSTILE},
         "target_tokens_per_second": 169.1, "hardware": {"cores": 2}, "finished_at": HOSTILE,
     }  # fmt: skip
     storage.write_json(folder / "result.json", result)
@@ -180,7 +181,7 @@ def test_a_sweep_of_single_seeds_has_a_page_without_colours(digits: list[str], r
         text = page.page(found, page.draw(found))
     assert "2 of 20 rows finished" in text
     assert "No cell is coloured" in text
-    assert "Too few rows are finished to compare their order" in text
+    assert "not enough rows (2 finished, at least 10 needed)" in text
     assert "No paired bootstrap and no samples" in text
     coloured = r'<td data-value="[^"]*" class="(up|down)[123]'
     assert not re.search(coloured, text)
@@ -280,6 +281,18 @@ def test_in_a_browser_the_page_fits_the_screen_and_follows_its_colours(opened: A
     text = opened.evaluate("getComputedStyle(document.querySelector('figure text')).fill")
     assert (paper < 150, ink > 600) == (dark, dark)
     assert sum(map(int, re.findall(r"\d+", text))) == ink
+
+
+def test_in_a_browser_the_table_fits_1280_pixels_without_a_scrollbar(browser: Any, report: Path) -> None:
+    def overhang(width: int) -> int:
+        tab = browser.new_page(viewport={"width": width, "height": 900})
+        tab.goto(report.as_uri())
+        found = tab.evaluate("(box => box.scrollWidth - box.clientWidth)(document.querySelector('#table3').parentNode)")
+        tab.close()
+        return int(found)
+
+    assert overhang(1280) == 0
+    assert overhang(1280 // 2) > 0  # control: where it does not fit, it is seen
 
 
 def test_in_a_browser_what_the_policy_forbids_does_not_run(browser: Any, report: Path, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from aiayn import config, corpus, moses_bpe, prepare
+from aiayn import config, corpus, jobs, moses_bpe, prepare
 from aiayn.moses_bpe import MosesBpe
+from aiayn.schema import ConfigError
 
 SIDES = [(split, side) for split in ("train", "dev", "test") for side in ("source", "target")]
 
@@ -65,6 +66,31 @@ def test_compressed_text_gives_the_same_corpus(run, tmp_path, suffix, compress):
     assert packed.folder != plain.folder
     for name in ("files", "splits"):
         assert packed.manifest[name] == plain.manifest[name]
+
+
+def test_two_selections_share_no_folder_and_each_is_prepared_once(run, tmp_path, capsys):
+    for words, pairs, name in ((0, 0, "digits"), (5, 0, "digits-5words"), (5, 1009, "digits-5words-1009pairs")):
+        chosen = dataclasses.replace(run, scale=dataclasses.replace(run.scale, max_words=words, pairs=pairs))
+        first = prepare.prepare(chosen, lambda message: None)
+        assert first.folder == tmp_path / "prepared" / name
+        before = state(first.folder)
+        assert prepare.prepare(chosen, pytest.fail).sha256 == first.sha256
+        assert state(first.folder) == before
+    prepare.main(chosen)
+    printed = capsys.readouterr().out
+    over, beyond = re.search(r"1009 pairs kept, dropped: (\d+) beyond pairs, (\d+) over max_words", printed).groups()
+    assert int(over) + int(beyond) + 1009 == 4001
+    assert re.search(r"dev: 41 lines, \d+ pairs kept, dropped: \d+ over max_words", printed)
+
+
+def test_a_run_of_another_selection_is_not_resumed(run):
+    folder = config.run_folder(run)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config.to_yaml(run))
+    jobs.check(run)
+    for key, value in (("max_words", 5), ("pairs", 1009)):
+        with pytest.raises(ConfigError, match=rf"scale\.{key}={value}: .* holds a run with scale\.{key}="):
+            jobs.check(dataclasses.replace(run, scale=dataclasses.replace(run.scale, **{key: value})))
 
 
 def test_pairs_that_cannot_be_learned_from_are_dropped_and_counted_by_reason(run, tmp_path, capsys):

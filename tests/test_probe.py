@@ -42,7 +42,7 @@ def test_the_clock_ends_a_training_after_the_seconds_asked_for(tmp_path, monkeyp
     """On a clock of its own, which a step moves by 1 second."""
     now = [0.0]
     monkeypatch.setattr(probe.time, "perf_counter", lambda: now[0])
-    module, trainer = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(world_size=1)
+    module, trainer = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace()
     outputs = dict.fromkeys(("loss", "nats", "gradient_norm", "learning_rate"), 0.0)
     watch = probe.Stopwatch(tmp_path, 7.0, lambda: None)
 
@@ -62,15 +62,12 @@ def test_the_clock_ends_a_training_after_the_seconds_asked_for(tmp_path, monkeyp
     assert (watch.source_tokens, watch.target_tokens) == (18, 30)
 
 
-def test_ranks_are_processes_that_meet_and_their_memory_is_not_that_of_this_one(run):
+def test_runs_measured_at_once_are_processes_whose_memory_is_not_that_of_this_one(run):
     ballast = torch.ones(10**8)  # 400 MB
-    two = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=2))
-    one, other = probe.in_processes([two, two], ranks=True)
+    one, other = probe.in_processes([run, run])
     assert one.updates == other.updates == probe.FEWEST
     assert one.target_tokens == other.target_tokens
     for point in (one, other):
-        assert point.all_reduce_seconds is not None
-        assert point.all_reduce_seconds > 0
         assert 50 < point.before_mb <= point.peak_mb < probe._peak_mb(False) - 200
     assert len(ballast)
 

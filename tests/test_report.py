@@ -15,7 +15,7 @@ from rich.console import Console
 from aiayn import config, results
 from aiayn.report import render, row_line
 from aiayn.results import Run, Table
-from aiayn.schema import ROWS, Config, Scale
+from aiayn.schema import ROWS, Config
 
 FORMATS = ("terminal", "md", "csv", "latex")
 HOSTILE = (
@@ -25,19 +25,22 @@ HOSTILE = (
 
 
 @cache
-def scale(name: str) -> Scale:
-    return config.compose_row(f"scale={name}").scale
+def command(scale: str, data: str = "tiny") -> Config:
+    """The words of `aiayn table` for runs at that scale on that data, `.paper` behind it for the paper's tokenizer."""
+    corpus, _, papers = data.partition(".")
+    return config.compose_row(f"scale={scale}", f"data={corpus}", f"tokenizer={papers or 'sentencepiece'}")
 
 
-def finished(row: Config, scale: Scale, data: str, seed: int, ppl: float, bleu: float, params: int = 61_234_567) -> Run:
-    trained = config.scaled(dataclasses.replace(row, scale=scale, seed=seed))
+def finished(row: str, like: Config, seed: int, ppl: float, bleu: float, params: int = 61_234_567) -> Run:
+    trained = dataclasses.replace(config.row(row, like), seed=seed)
     bleus = {"paper": bleu, "sacrebleu": bleu - 0.25, "intl": bleu + 0.5}
     result: dict[str, Any] = {
-        **{"scale": scale.name, "data": data, "config": dataclasses.asdict(trained), "train_seconds": 93.0},
-        **{"params": params, "params_at_40960_rows": params + 4_000_000},
+        **{"scale": like.scale.name, "data": config.setting(like), "config": dataclasses.asdict(trained)},
+        **{"params": params, "params_at_40960_rows": params + 4_000_000, "train_seconds": 93.0},
         "dev": {"ppl": ppl, "bits_per_character": 1.375, "bleu": bleus},
+        "sha256": {"data": "d" * 64, "tokenizer": "7" * 64},
     }
-    return Run(row.experiment, seed, "finished", "", result, trained.training.max_steps)
+    return Run(row, seed, "finished", "", result, trained.training.max_steps)
 
 
 def table(
@@ -50,13 +53,14 @@ def table(
 ) -> Table:
     """A table of all rows finished, but for those of which `instead` has runs."""
     others = {run.experiment for run in instead}
+    like = command(name, data)
     runs = [
-        finished(row, scale(name), data, seed, ppl(row, seed), bleu(row, seed))
+        finished(row.experiment, like, seed, ppl(row, seed), bleu(row, seed))
         for row in config.rows().values()
         for seed in seeds
         if row.experiment not in others
     ]
-    return results.table(config.rows(), [*runs, *instead], scale(name), data)
+    return results.table(like, [*runs, *instead])
 
 
 def paper_table(**arguments: Any) -> Table:
@@ -74,7 +78,7 @@ def markdown_rows(text: str) -> list[dict[str, str]]:
         for line in text.splitlines()
         if line.startswith("|")
     )
-    assert all(re.fullmatch(r"-+:?", cell) for cell in rule)
+    assert all(re.fullmatch(r":?-+:?", cell) for cell in rule)
     return [dict(zip(head, row, strict=True)) for row in body]
 
 
@@ -100,13 +104,25 @@ def test_every_format_names_scale_factors_data_and_seeds(form: str) -> None:
 @pytest.mark.parametrize("form", ["terminal", "md", "latex"])
 def test_the_caption_says_what_every_factor_multiplies_and_which_bleu(form: str) -> None:
     text = " ".join(render(table(), form, wide()).replace(r"$\times$", "×").split())
-    for name, factor in dataclasses.asdict(scale("mini")).items():
-        if name != "name" and factor != 1:
+    for name, factor in results.factors(command("mini").scale).items():
+        if factor != 1:
             assert f"{name.replace('_', ' ')} × {factor:g}" in text
     assert "BLEU is the paper's recipe" in text
     assert "20 of 20 rows finished" in text
     assert "not the paper's conditions" in text
     assert "not the paper's conditions" not in render(paper_table(), form, wide())
+
+
+def test_caption_and_csv_say_which_part_of_the_corpus_was_used() -> None:
+    whole, part = ({"max_words": 0, "pairs": 0}, {"max_words": 7, "pairs": 14_009})
+    for selection, expected in ((whole, False), (part, True)):
+        made = table()
+        made = dataclasses.replace(made, scale=dataclasses.replace(made.scale, **selection))
+        text = render(made, "md")
+        assert ("Of all splits, pairs of at most 7 words a side." in text) == expected
+        assert ("Training text: the first 14,009 of its pairs." in text) == expected
+        first = csv_rows(made)[0]
+        assert (first["scale_max_words"], first["scale_pairs"]) == tuple(map(str, selection.values()))
 
 
 def test_the_caption_says_which_tokenizer_the_perplexities_have() -> None:
@@ -116,8 +132,45 @@ def test_the_caption_says_which_tokenizer_the_perplexities_have() -> None:
     assert "tokenizer=paper" not in usual
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_names_the_precision_and_runs_in_another_are_another_table(form: str) -> None:
+    half = config.compose_row("scale=mini", "hardware.precision=bf16-mixed")
+    runs = [finished(row, half, 1, 5.0, 20.0) for row in ROWS]
+    text = render(results.table(half, runs), form, wide()).replace("\\_", "_")
+    words = ("tiny.bf16", "bf16-mixed") if form == "csv" else ("on tiny.bf16 ", "Precision: bf16-mixed.")
+    for word in words:
+        assert word in text
+        assert word not in render(table(), form, wide())  # control
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_text_of_the_papers_name_with_other_settings_is_not_said_to_be_the_papers(form: str) -> None:
+    own = config.compose_row("scale=paper", "data=wmt14_en_de", "data.vocab_size=8000")
+    text = " ".join(render(results.table(own, [finished("base", own, 1, 5.0, 20.0)]), form, wide()).split())
+    if form == "csv":
+        assert {row["comparable"] for row in csv_rows(results.table(own, []))} == {"False"}
+        assert {row["comparable"] for row in csv_rows(paper_table())} == {"True"}
+        return
+    assert "not the paper's conditions" in text
+    assert "Not as in the paper: data.vocab_size=8000 instead of 37000." in text.replace("\\", "")
+    assert "Not as in the paper" not in " ".join(render(paper_table(), form, wide()).split())  # control
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_run_on_other_text_is_named_with_both_values_and_the_remedy_and_is_in_no_mean(form: str) -> None:
+    other = dataclasses.replace(command("mini"), data=dataclasses.replace(command("mini").data, vocab_size=500))
+    instead = [finished("a_h4", command("mini"), 1, 14.0, 20.0), finished("a_h4", other, 2, 3.0, 20.0)]
+    text = render(table(instead=instead), form, wide()).replace("\\", "")
+    assert "data.vocab_size was 500, is 2000, as in most runs of this table: delete its folder" in " ".join(
+        text.split()
+    )
+    assert "8.5" not in text
+    both = render(table(instead=[instead[0], finished("a_h4", command("mini"), 2, 3.0, 20.0)]), form, wide())
+    assert "8.5" in both  # control
+
+
 def test_base_is_captioned_with_the_values_it_was_trained_with() -> None:
-    small = config.scaled(dataclasses.replace(config.rows()["base"], scale=scale("mini")))
+    small = command("mini")
     text = render(table(), "md")
     assert f"d_model {small.model.d_model}, d_ff {small.model.d_ff}, h 8" in text
     assert "before scaling" not in render(paper_table(), "md")
@@ -188,14 +241,14 @@ UNFINISHED = (
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_missing_failed_half_done_and_stale_rows_appear_as_such_with_their_cause(form: str) -> None:
-    stale = finished(config.rows()["a_h16"], scale("small"), "tiny", 1, 5.0, 20.0)
+    stale = finished("a_h16", command("small"), 1, 5.0, 20.0)
     text = render(table(instead=[*UNFINISHED, stale]), form, wide()).replace("\\_", "_")
     lines = {name: next(line for line in text.splitlines() if re.match(rf"(\| )?{name}\b", line)) for name in ROWS}
     for name, status in (("a_h4", "failed"), ("c_n8", "half-done"), ("big", "missing"), ("a_h16", "stale")):
         assert status in lines[name]
         assert status not in lines["base"]
     assert "loss is not finite at update 17 (exit code 3)" in text
-    assert f"5 of {round(100_000 * scale('mini').steps):,} steps" in text
+    assert f"5 of {round(100_000 * command('mini').scale.steps):,} steps" in text
     assert "model.d_model was 128, is 96, and 13 more: delete its folder" in text
     if form != "csv":
         assert "16 of 20 rows finished" in text
@@ -208,7 +261,7 @@ def test_unfinished_rows_have_no_figures() -> None:
 
 
 def test_without_any_run_the_table_is_the_papers() -> None:
-    made = results.table(config.rows(), [], scale("mini"), "tiny")
+    made = results.table(command("mini"), [])
     for form in FORMATS:
         assert "25.8" in render(made, form, wide())
     assert {row["PPL ours"] for row in markdown_rows(render(made, "md"))} == {"–"}
@@ -217,7 +270,9 @@ def test_without_any_run_the_table_is_the_papers() -> None:
 
 def hostile() -> Table:
     run = Run("a_h4", 1, "failed", results.printable(HOSTILE), None, 17)
-    return results.table(config.rows(), [run], scale("mini"), HOSTILE.replace("\n", " "))
+    mini = command("mini")
+    named = dataclasses.replace(mini, data=dataclasses.replace(mini.data, name=HOSTILE.replace("\n", " ")))
+    return results.table(named, [run])
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -252,7 +307,7 @@ def check_latex(text: str) -> None:
     assert text.isascii()
     commands = {
         *("begin", "end", "centering", "footnotesize", "setlength", "tabcolsep", "caption", "multicolumn", "hline"),
-        *("mathrm", "pm", "times", "Delta", "epsilon", "ldots"),
+        *("mathrm", "pm", "times", "Delta", "epsilon", "rho", "ldots"),
         *("textbackslash", "textasciitilde", "textasciicircum"),
     }
     assert set(re.findall(r"\\([A-Za-z]+)", text)) <= commands
@@ -275,6 +330,34 @@ def check_latex(text: str) -> None:
         assert row.count("&") + 1 + sum(spans) - len(spans) == len(columns[1])
 
 
+@pytest.mark.parametrize("form", ["terminal", "md", "latex"])
+def test_every_format_has_the_rank_correlation_with_its_interval(form: str) -> None:
+    def told(made: Table) -> str:
+        text = " ".join(
+            render(made, form, wide()).replace(r"$\rho$", "ρ").replace("$-$", "−").replace(r"\%", "%").split()
+        )
+        return text.partition("Spearman's ρ ")[2].partition("Row")[0].partition("Runs")[0]
+
+    turned = table(seeds=(1, 2), bleu=lambda row, seed: 50 - row.paper.bleu)
+    assert told(turned).startswith(
+        "between the paper's rows and ours: PPL +1.00 (+1.00 to +1.00), BLEU −1.00 (−1.00 to −1.00); 20 rows,"
+        " 95 % intervals by bootstrap over rows and seeds."
+    )
+    assert "over rows alone, since no row has a second seed" in told(table())
+    few = results.table(command("mini"), [run for line in table().lines[:9] for run in line.runs])
+    assert told(few).startswith("between the paper's rows and ours: not enough rows (9 finished, at least 10 needed).")
+    level = table(bleu=lambda row, seed: 20.0)
+    assert "BLEU none, all rows are equal; 20 rows" in told(level)
+
+
+def test_the_csv_has_the_rank_correlations_as_columns() -> None:
+    made = table(seeds=(1, 2), bleu=lambda row, seed: 50 - row.paper.bleu)
+    keys = [f"spearman_{metric}{end}" for metric in ("ppl", "bleu") for end in ("", "_low", "_high")]
+    for row in csv_rows(made):
+        assert [float(row[key]) for key in keys] == pytest.approx([1, 1, 1, -1, -1, -1])
+    assert {row[key] for row in csv_rows(results.table(command("mini"), [])) for key in keys} == {""}
+
+
 @pytest.mark.parametrize("made", [table(seeds=(1, 2), instead=UNFINISHED), paper_table()], ids=["mini", "paper"])
 def test_latex_is_one_plain_table(made: Table) -> None:
     check_latex(render(made, "latex"))
@@ -294,9 +377,7 @@ def test_csv_has_every_number_in_full() -> None:
 
 
 def test_no_csv_cell_is_a_formula() -> None:
-    made = results.table(
-        config.rows(), [Run("a_h4", 1, "failed", "=cmd|' /C calc'!A0", None, 1)], scale("mini"), "tiny"
-    )
+    made = results.table(command("mini"), [Run("a_h4", 1, "failed", "=cmd|' /C calc'!A0", None, 1)])
     cells = [cell for row in csv.reader(io.StringIO(render(made, "csv"))) for cell in row]
     assert any("=cmd" in cell for cell in cells)
     assert not any(re.match(r"[=+@\t]|-(?!\d)", cell) for cell in cells)
@@ -350,19 +431,19 @@ def test_an_effect_against_the_papers_is_red_and_one_with_it_green() -> None:
 
 
 def test_a_line_on_a_run_has_its_figures_or_its_cause() -> None:
-    row = config.rows()["a_h1"]
-    run = finished(row, scale("mini"), "tiny", 2, 37.456, 19.25)
+    row = config.row("a_h1", command("mini"))
+    run = finished("a_h1", command("mini"), 2, 37.456, 19.25)
     assert row_line(row, run).split("  ")[-4:] == ["finished", "PPL 37.46", "BLEU 19.2", "1.6 min"]
     assert row_line(row, UNFINISHED[0]).endswith("seed 1  failed  loss is not finite at update 17 (exit code 3)")
     assert row_line(row, UNFINISHED[1]).endswith("half-done  after 5 steps")
 
 
 def test_a_line_on_a_run_has_the_papers_figures_under_the_papers_conditions_only() -> None:
-    row = config.rows()["a_h1"]
-    theirs = dataclasses.replace(row, data=dataclasses.replace(row.data, name="wmt14_en_de"))
-    run = finished(theirs, scale("paper"), "wmt14_en_de", 2, 5.31, 24.75)
+    theirs = config.row("a_h1", command("paper", "wmt14_en_de"))
+    run = finished("a_h1", theirs, 2, 5.31, 24.75)
     assert "PPL 5.31 (paper 5.29)  BLEU 24.8 (paper 24.9)" in row_line(theirs, run)
-    for other in (row, dataclasses.replace(theirs, scale=scale("mini"))):
+    fewer = dataclasses.replace(theirs, data=dataclasses.replace(theirs.data, vocab_size=8000))
+    for other in (command("paper"), dataclasses.replace(theirs, scale=command("mini").scale), fewer):
         assert "paper" not in row_line(other, run)
 
 

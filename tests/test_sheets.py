@@ -1,6 +1,7 @@
 """Tables of the benchmark: medians, ratios and verdicts from rounds; the same cells on the terminal and in Markdown."""
 
 import io
+import re
 
 from rich.console import Console
 
@@ -94,8 +95,8 @@ def test_markdown_and_terminal_show_the_same_cells():
     sheet = sheets.Sheet(
         "how much", ["row", "a|b", "x"], [["base", "1.5", "why"], ["big", "2", "because"]], ["so"], (0, 2)
     )
-    lines = sheet.markdown().splitlines()
-    assert lines[:4] == ["### how much", "", "| row | a\\|b | x |", "|---|---:|---|"]
+    lines = re.sub(" +", " ", sheet.markdown()).splitlines()
+    assert lines[:4] == ["### how much", "", "| row | a\\|b | x |", "|:------|-------:|:--------|"]
     assert lines[4:] == ["| base | 1.5 | why |", "| big | 2 | because |", "", "- so"]
     console = Console(file=io.StringIO(), width=80)
     console.print(sheet.terminal())

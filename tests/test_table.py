@@ -12,6 +12,9 @@ import pytest
 
 from aiayn import checkpoint, config, storage
 
+# Twenty workers in turn, each of which imports everything anew
+pytestmark = pytest.mark.slow
+
 FORMATS = ("terminal", "md", "csv", "latex")
 SWEEP = ("train", "-cn", "table3", "scale=smoke", "wandb.mode=disabled")
 
@@ -98,6 +101,16 @@ def test_another_scale_is_another_table_where_all_rows_are_missing(sweep, aiayn_
     assert f"missing: {', '.join(config.ROWS)}" in printed
 
 
+def test_where_there_are_runs_in_another_precision_only_the_table_says_how_to_ask_for_them(sweep, aiayn_in):
+    folder, _ = sweep
+    done = aiayn_in(folder, "table", "scale=smoke", "hardware.precision=bf16-mixed", "format=md")
+    assert "0 of 20 rows finished" in done.stdout
+    assert done.stderr == "aiayn: runs/tiny.bf16-smoke has no runs; there are runs with hardware.precision=32-true\n"
+    assert aiayn_in(folder, "table", "scale=smoke", "format=md").stderr == ""  # control
+    words = ("evaluate", "scale=smoke", "hardware.precision=bf16-mixed")
+    assert "there are runs with hardware.precision=32-true" in aiayn_in(folder, *words, code=2).stderr
+
+
 def test_the_same_command_again_trains_nothing_writes_nothing_and_exits_with_0(sweep, aiayn_in):
     folder, _ = sweep
     before = files(folder)
@@ -119,7 +132,10 @@ def test_a_row_alone_equals_the_same_row_inside_a_sweep_bit_for_bit(sweep, aiayn
     assert not weights[1][embedding].equal(weights[2][embedding])  # control: rows differ
     assert (alone / "translations.txt").read_bytes() == (together / "translations.txt").read_bytes()
     one, other = (
-        [json.loads(line) | {"seconds": 0} for line in storage.read_lines(run / "metrics.jsonl")]
+        [
+            json.loads(line) | {"seconds": 0, "device_seconds/cpu": 0}
+            for line in storage.read_lines(run / "metrics.jsonl")
+        ]
         for run in (alone, together)
     )
     assert one == other

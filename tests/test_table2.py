@@ -31,28 +31,34 @@ def trained(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iter
     shutil.rmtree(run.output)
 
 
-def test_time_by_gpus_by_tflops_is_what_the_paper_prints() -> None:
+def test_time_by_gpus_by_tflops_is_what_the_paper_prints(monkeypatch) -> None:
+    monkeypatch.setattr(flops, "peak_of", {"P100": table2.P100}.get)
     for row in table2.PAPER.values():
-        found = table2.by_time(row.hours * 3600, 8, table2.P100)
-        assert found == pytest.approx(row.flops, rel=0.01)
+        assert table2.by_time({"P100": 8 * row.hours * 3600}) == pytest.approx(row.flops, rel=0.01)
     assert table2.PAPER["base"].bleu == {"en-de": 27.3, "en-fr": 38.1}
     assert table2.PAPER["big"].bleu == {"en-de": 28.4, "en-fr": 41.8}
-    assert table2.by_time(3600, 8, table2.P100) != pytest.approx(3.3e18, rel=0.01)  # control
+    assert table2.by_time({"P100": 8 * 3600}) != pytest.approx(3.3e18, rel=0.01)  # control
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "expected"),
+    ("device", "expected"),
     [
         ("NVIDIA H200", 989.4),
         ("NVIDIA A100-SXM4-80GB", 312.0),
         ("NVIDIA GeForce RTX 4090", 165.2),
-        ("cpu", 3 * flops.CORE.peak),
+        ("cpu", flops.CORE.peak),
         ("NVIDIA TITAN V", None),
     ],
 )
-def test_the_peak_is_that_of_the_device_that_the_run_was_trained_on(accelerator, expected) -> None:
-    result = {"hardware": {"accelerator": accelerator}, "config": {"hardware": {"threads": 3}}}
-    assert table2.peak(result) == expected
+def test_the_peak_is_that_of_the_device_that_the_run_was_trained_on(device, expected) -> None:
+    assert table2.peak(device) == expected
+
+
+def test_each_device_counts_with_its_own_seconds_and_peak() -> None:
+    both = table2.by_time({"NVIDIA H200": 7.0, "cpu": 11.0})
+    assert both == pytest.approx((7 * 989.4 + 11 * flops.CORE.peak) * 1e12)
+    assert table2.by_time({"NVIDIA H200": 7.0, "NVIDIA TITAN V": 11.0}) is None
+    assert table2.by_time({}) is None
 
 
 def cells(line: str) -> list[str]:
@@ -75,7 +81,8 @@ def test_evaluating_base_and_big_as_the_paper_does_prints_table_2(trained, capsy
         figures = evaluation["bleu"]
         assert evaluation["signatures"]["paper"].endswith("-de-compounds")  # scored in the target language
         result = json.loads((folder / "result.json").read_text())
-        by_time = result["train_seconds"] * flops.CORE.peak * 1e12
+        assert result["device_seconds"]["cpu"] == pytest.approx(result["train_seconds"], abs=0.002)
+        by_time = result["device_seconds"]["cpu"] * flops.CORE.peak * 1e12
         assert cells(line) == [
             {"base": "27.3", "big": "28.4"}[name],
             *(f"{figures[kind]:.1f}" for kind in ("paper", "sacrebleu", "intl")),

@@ -19,6 +19,7 @@ from aiayn import checkpoint, config, jobs, kernels, storage, train, wmt
 from aiayn.download import Remote
 from aiayn.dropout import Dropout
 from aiayn.lightning_model import LightningTransformer, NonFinite
+from aiayn.linear import Linear
 
 
 def final_state(folder: Path) -> dict:
@@ -92,6 +93,19 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(t
         train.train(toy_run, folder)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("hardware.devices=2", "hardware.threads=3"), ("cpu", 6)),
+        (("hardware=gpu", "hardware.devices=5", "hardware.threads=7"), ("NVIDIA H200", 5)),
+    ],
+)
+def test_the_devices_at_work_are_gpus_or_the_cores_of_all_ranks(words, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert train.devices_at_work(config.compose_row(*words)) == expected
+
+
+@pytest.mark.slow
 def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_path, aiayn):
     """With dropout, whose masks do not depend on which rank has a sentence."""
     states = []
@@ -103,6 +117,9 @@ def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_pa
         else:
             aiayn("train", *words)
         states.append(final_state(config.run_folder(run)))
+        result = json.loads((config.run_folder(run) / "result.json").read_text())
+        assert result["device_seconds"] == {"cpu": pytest.approx(devices * result["train_seconds"], abs=0.01)}
+        assert result["train_seconds"] > 0.02  # control: one rank and two can be told apart
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     words[-1] = f"output={tmp_path}/torchrun"
     subprocess.run([*torchrun, "-m", "aiayn", "train", *words], check=True, capture_output=True)
@@ -172,6 +189,57 @@ def test_the_seed_decides_initial_weights_order_of_sentences_and_dropout(toy, tm
     for a, b in zip(one["masks"][:7], other["masks"][:7], strict=True):
         rows = min(len(a), len(b))
         assert 0.2 < float((a[:rows] != b[:rows]).double().mean()) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("precision", "products", "weights"),
+    [
+        ("bf16-mixed", torch.bfloat16, torch.float32),
+        ("32-true", torch.float32, torch.float32),
+        ("64-true", torch.float64, torch.float64),
+    ],
+)
+def test_training_computes_its_products_in_the_precision_asked_for(
+    toy, tmp_path, monkeypatch, precision, products, weights
+):
+    forward, seen = Linear.forward, []
+
+    def watched(self, x):
+        y = forward(self, x)
+        if self.training and torch.is_grad_enabled():
+            seen.append((y.dtype, self.weight.dtype))
+        return y
+
+    monkeypatch.setattr(Linear, "forward", watched)
+    run = config.compose_row(*toy, f"hardware.precision={precision}", "training.max_steps=1")
+    trained(run, config.run_folder(run))
+    assert len(seen) >= 9  # two layers and their products, once at least
+    assert set(seen) == {(products, weights)}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_run_has_as_many_threads_as_it_asks_for_in_its_process_and_its_environment(
+    toy, tmp_path, monkeypatch, threads
+):
+    step, seen = LightningTransformer.training_step, set()
+
+    def watched(self, batch, index):
+        seen.add(torch.get_num_threads())
+        return step(self, batch, index)
+
+    monkeypatch.setattr(LightningTransformer, "training_step", watched)
+    run = config.compose_row(*toy, f"hardware.threads={threads}", "training.max_steps=1")
+    try:
+        trained(run, config.run_folder(run))
+    finally:
+        torch.set_num_threads(1)
+    assert seen == {threads}
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho $OMP_NUM_THREADS $MKL_NUM_THREADS > {tmp_path}/environment\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(jobs.sys, "executable", str(tmp_path / "python"))
+    other = dataclasses.replace(run, seed=2)
+    jobs.run_here(other)
+    assert (tmp_path / "environment").read_text() == f"{threads} {threads}\n"
 
 
 def test_deterministic_algorithms_are_used_where_asked_for_and_a_cpu_has_the_same_bits_without(

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from kernel import stand_in
 from torch import Tensor, nn
 
+import aiayn.attention
 from aiayn import transformer as transformer_module
 from aiayn.batching import Batch
 from aiayn.dropout import Dropout
@@ -391,8 +392,12 @@ def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked by torch's compiler
-def test_where_the_kernel_does_not_suit_all_but_attention_compiles_once() -> None:
+@pytest.mark.parametrize("padded", ["_padded_attention", "_padded_attention_of_torch"])
+def test_where_the_kernel_does_not_suit_all_but_attention_compiles_once(
+    padded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Row A with one head of 512: sentences of other lengths are no reason to compile again, nor are more layers."""
+    monkeypatch.setattr(aiayn.attention, "_padded_attention", getattr(aiayn.attention, padded))
     batches = [batch(sources, TARGETS[: len(sources)]) for sources in (SOURCES, SOURCES[1:2], SOURCES[:2])]
     graphs = list[Any]()
 

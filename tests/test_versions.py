@@ -1,9 +1,12 @@
-"""Known-bad versions are refused before they are imported, and neither pinned nor allowed by what we ask for."""
+"""Known-bad versions are refused before they are imported; the private names of other libraries that we use exist."""
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
 import tomllib
+from functools import reduce
 from importlib import metadata
 from pathlib import Path
 
@@ -71,3 +74,51 @@ def test_everything_that_we_ask_for_is_pinned_within_what_we_ask():
     pins = {name.lower().replace("_", "-"): version for name, version in PINNED.items()}
     for asked in ASKED:
         assert asked.specifier.contains(pins[asked.name.lower()]), asked
+
+
+# What we use of other libraries that they do not promise to keep: the module, the name in it, and what it is for
+PRIVATE = {
+    ("torch", "ops.mkldnn._linear_pointwise"): "linear: oneDNN's matrix product, twice as fast as MKL's",
+    ("torch", "ops.mkldnn._reorder_linear_weight"): "linear: a weight that a search multiplies with, laid out once",
+    ("torch", "_foreach_norm"): "lightning_model: the norm of each gradient in one call",
+    ("torch", "_dynamo.mark_dynamic"): "transformer: one graph for any number of sentences",
+    ("torch._inductor", "config.deterministic"): "train: compiled kernels that do not depend on timing",
+    ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper._parse_config"): "plugin: the grid of a sweep file",
+    ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper.split_arguments"): "plugin: the points of a grid",
+}
+
+
+def private_names(text: str) -> set[str]:
+    """The dotted names in a source text, not of our own objects, with a part that begins with an underscore."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    parts = {name: name.split(".") for name in found if re.fullmatch(r"\w+(\.\w+)*", name)}
+    return {name for name, (first, *rest) in parts.items() if any(re.match("_[a-z]", part) for part in rest)} - {
+        name for name, (first, *_) in parts.items() if first in ("self", "cls", "os")
+    }
+
+
+@pytest.mark.parametrize(("module", "name"), PRIVATE, ids=str)
+def test_a_private_name_of_another_library_that_we_use_exists(module, name):
+    try:
+        reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError):
+        pytest.fail(f"{module}.{name} is gone; it was for {PRIVATE[module, name]}", pytrace=False)
+
+
+def test_the_table_has_every_private_name_that_the_source_uses():
+    known = [f"{module}.{name}" for module, name in PRIVATE]
+    for path in (ROOT / "src").rglob("*.py"):
+        for name in private_names(path.read_text()):
+            assert any(entry.startswith(name) or name.startswith(entry) for entry in known), (path, name)
+    assert private_names("from torch._inductor import config\nimport x._y\nself._a, torch._b(), os._exit, a.b") == {
+        "torch._inductor.config",
+        "x._y",
+        "torch._b",
+    }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -115,7 +116,9 @@ def shown_as_the_result(fake: Fake, folder: Path) -> None:
     assert (fake.arguments["group"], fake.arguments["job_type"]) == (f"{result['data']}-{result['scale']}", "train")
     assert set(fake.arguments["tags"]) == {"base", result["scale"], result["data"]}
     # What is shown and where may change under a run; all that its figures depend on is the same
-    assert fake.arguments["config"] | {"wandb": {}} == result["config"] | {"wandb": {}, "row_group": "base"}
+    expected = result["config"] | {"wandb": {}, "row_group": "base", "experiment": result["experiment"]}
+    assert fake.arguments["config"] | {"wandb": {}} == expected
+    assert result["experiment"].startswith("base+")  # control: a run with values of its own is not shown as its row
     assert fake.metrics == ("*", "step")
     curves = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert fake.rows[:-1] == curves
@@ -207,7 +210,8 @@ def test_every_number_of_the_dashboard_is_the_runs_own(toy_run, tmp_path, monkey
     assert found["data"] == view.samples(*sides, (tmp_path / "translations.txt").read_text().splitlines())
     (run,) = [record["run"] for record in records if record["type"] == "run"]
     kept = run["config"]["update"]
-    assert {key: kept[key] for key in result["config"]} == result["config"]
+    shown = result["config"] | {"experiment": result["experiment"]}
+    assert {key: kept[key] for key in shown} == shown
     assert kept[view.ROW_GROUP] == "base"
     assert run["run_group"] == view.group(toy_run)
 
@@ -224,7 +228,28 @@ def test_under_an_agent_of_wandb_sweep_the_run_keeps_the_agents_name(toy_run, tm
         (rows[sweep],) = [record["run"] for record in records if record["type"] == "run"]
     assert (rows["s7"]["run_id"], rows["s7"]["sweep_id"]) == ("agents11", "s7")
     assert rows["s7"]["run_group"] == view.group(toy_run)
-    assert rows[""]["run_id"].startswith("digits-paper-base-")  # control: one such name in the environment is no agent
+    kept = (tmp_path / "run" / "wandb.id").read_text().strip()
+    assert rows[""]["run_id"] == kept != "agents11"  # control: one such name in the environment is no agent
+
+
+def test_a_run_keeps_its_curves_when_it_is_resumed_and_gets_new_ones_when_it_is_made_anew_or_elsewhere(
+    toy_run, tmp_path, monkeypatch
+):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+
+    def shown_as(folder: Path) -> str:
+        with view.view(shown(toy_run), folder, 0) as show:
+            show({"step": 1})
+        return fake.arguments["id"]
+
+    first = shown_as(tmp_path / "run")
+    assert shown_as(tmp_path / "run") == first  # resumed
+    others = {shown_as(tmp_path / "elsewhere")}
+    for _ in range(2):
+        shutil.rmtree(tmp_path / "run")
+        others.add(shown_as(tmp_path / "run"))
+    assert len({first, *others}) == 4
 
 
 def test_a_view_that_does_not_answer_keeps_only_so_many_rows(toy_run, tmp_path, monkeypatch, capsys):

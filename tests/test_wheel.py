@@ -7,10 +7,13 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PARTS = ("src", "conf", "experiments", "sweeps", "pyproject.toml", "README.md", "LICENSE")
 
 
+@pytest.mark.slow
 def test_the_wheel_works_from_any_directory(tmp_path):
     source, installed, elsewhere = (tmp_path / name for name in ("source", "installed", "elsewhere"))
     elsewhere.mkdir()

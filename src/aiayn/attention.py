@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
-from aiayn import tiles
 from aiayn.linear import Linear, sent
 
 # T query tokens and S memory tokens of all sentences, packed; B sentences; L tokens of the longest one
@@ -28,17 +27,9 @@ class Sentences:
     `offsets` (B + 1,) says where each sentence begins and ends with the number of tokens; no sentence is empty. Packed
     are as many rows as there are tokens, or `rows`: the ones after the last token belong to no sentence. Everything is
     computed here, on the host, from offsets that lie there; what `device` needs is sent, and it is asked for nothing.
-    `in_tiles` asks for the kernels of `tiles`: ValueError where they cannot be had.
     """
 
-    def __init__(
-        self,
-        offsets: Tensor,
-        rows: int | None = None,
-        device: torch.device | None = None,
-        *,
-        in_tiles: bool = False,
-    ) -> None:
+    def __init__(self, offsets: Tensor, rows: int | None = None, device: torch.device | None = None) -> None:
         assert offsets.device.type == "cpu"
         self._offsets, self._lengths, self._device = offsets, offsets.diff(), device or offsets.device
         self.max_length = int(self._lengths.max())
@@ -50,9 +41,6 @@ class Sentences:
         self._orders: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         # Flash attention: GPUs since Ampere
         self.has_kernel = self._device.type == "cuda" and torch.cuda.get_device_capability(self._device) >= (8, 0)
-        self.has_tiles, self.in_tiles = tiles.available(self._device), in_tiles
-        if in_tiles and not self.has_tiles:
-            raise ValueError("hardware.attention=tiles: needs a GPU since Ampere and Triton (aiayn[tiles]); give flash")
 
     def fill(self, tokens: Tensor) -> Tensor:
         """As many tokens as there are rows."""
@@ -73,11 +61,6 @@ class Sentences:
         return sent(_forbid(torch.ones(length, length, dtype=torch.bool).triu_(1)), self._device)
 
     @cached_property
-    def offsets(self) -> Tensor:
-        """(B + 1,) in 32 bits: where each sentence begins, and the last one ends."""
-        return sent(self._offsets.int(), self._device)
-
-    @cached_property
     def borders(self) -> Tensor:
         """The offsets in 32 bits, and after them the rows that belong to no sentence as fillers (B + 1 + FILLERS,).
 
@@ -95,6 +78,22 @@ class Sentences:
     @property
     def _filler_length(self) -> int:
         return max(FILLER_LENGTH, -(-(self.rows - self.tokens) // FILLERS))
+
+    @cached_property
+    def _cells(self) -> Tensor:
+        """(tokens,) the number of each token's cell among B * L padded ones."""
+        return sent(self._number * self.max_length + self._position, self._device)
+
+    def pad(self, x: Tensor, num_heads: int) -> Tensor:
+        """Packed (rows, H * K) as padded (B, H, L, K), zero where no token is; torch derives its gradient."""
+        shape = len(self._lengths), self.max_length
+        cells = x.new_zeros(shape[0] * shape[1], x.size(1)).index_copy(0, self._cells, x[: self.tokens])
+        return cells.view(*shape, num_heads, -1).transpose(1, 2)
+
+    def pack(self, heads: Tensor) -> Tensor:
+        """The inverse of `pad`: (B, H, L, K) as (rows, H * K), zero after the last token."""
+        rows = heads.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, self._cells)
+        return F.pad(rows, (0, 0, 0, self.rows - self.tokens))
 
     @cached_property
     def _padding(self) -> Tensor:
@@ -182,18 +181,10 @@ def attention(
     all in the first (T, H * (2 K + V)).
     """
     num_heads, d_k, d_v = sizes
-    widest, suits_kernel = max(d_k, d_v), sentences.has_kernel and queries.dtype in KERNEL_TYPES
-    suits_tiles = sentences.has_tiles and queries.dtype in tiles.TYPES and widest <= tiles.WIDTH
-    # Nobody has measured tiles: unasked they take only what would be padded, and in 32 bits not even that
-    if suits_tiles and (sentences.in_tiles or (suits_kernel and widest > KERNEL_WIDTH)):
-        offsets, memory_offsets = sentences.offsets, memory_sentences.offsets
-        return tiles.attend(queries, keys_values, offsets, memory_offsets, sizes, causal)[0]  # type: ignore[no-any-return]
-    if not suits_kernel or widest > KERNEL_WIDTH:
-        return _padded_attention(queries, keys_values, sentences, memory_sentences, sizes, causal)  # type: ignore[no-any-return]
-    if keys_values is None:
-        parts = torch.split(queries, [num_heads * width for width in (d_k, d_k, d_v)], 1)
-    else:
-        parts = (queries, *torch.split(keys_values, [num_heads * d_k, num_heads * d_v], 1))
+    if not sentences.has_kernel or queries.dtype not in KERNEL_TYPES or max(d_k, d_v) > KERNEL_WIDTH:
+        padded = _padded_attention if queries.device.type == "cpu" else _padded_attention_of_torch
+        return padded(queries, keys_values, sentences, memory_sentences, sizes, causal)  # type: ignore[no-any-return]
+    parts = _parts(queries, keys_values, sizes)
     # The kernel wants one width, a multiple of 8: zeros change neither a product of query and key nor the other values
     width = -(-max(d_k, d_v) // 8) * 8
     heads = (part.view(len(part), num_heads, -1) for part in parts)
@@ -211,6 +202,14 @@ def attention(
         window_size=(-1, 0) if causal else (-1, -1),
     )
     return found[..., :d_v].flatten(1)
+
+
+def _parts(queries: Tensor, keys_values: Tensor | None, sizes: tuple[int, int, int]) -> tuple[Tensor, ...]:
+    """Queries (T, H * K), keys (S, H * K) and values (S, H * V)."""
+    num_heads, d_k, d_v = sizes
+    if keys_values is None:
+        return torch.split(queries, [num_heads * width for width in (d_k, d_k, d_v)], 1)
+    return queries, *torch.split(keys_values, [num_heads * d_k, num_heads * d_v], 1)
 
 
 class _Attention(torch.autograd.Function):
@@ -258,8 +257,29 @@ class _Attention(torch.autograd.Function):
         return sentences.merge(*to_x), to_keys_values, None, None, None, None
 
 
-# Its shapes differ from batch to batch: a compiler would be asked for ever new ones, and what is around it too
+# Padded shapes differ from batch to batch: a compiler would be asked for ever new ones, and what is around them too
 _padded_attention = torch.compiler.disable(_Attention.apply)  # type: ignore[no-untyped-call]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _padded_attention_of_torch(
+    queries: Tensor,
+    keys_values: Tensor | None,
+    sentences: Sentences,
+    memory_sentences: Sentences,
+    sizes: tuple[int, int, int],
+    causal: bool,
+) -> Tensor:
+    """The same by torch's own kernels for padded sentences: of any width, in 32 bits too."""
+    q, k, v = (
+        side.pad(part, sizes[0])
+        for side, part in zip(
+            (sentences, memory_sentences, memory_sentences), _parts(queries, keys_values, sizes), strict=True
+        )
+    )
+    # Padding ends a sentence: `causal` hides it from every token
+    mask = None if causal or memory_sentences.mask is None else memory_sentences.mask.to(q.dtype)
+    return sentences.pack(F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal))
 
 
 def _room(*parts: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""`aiayn bench`: ours and the rivals' in turn, how training grows, where its time goes; tables and all numbers."""
+"""`aiayn bench`: ours and the rivals' in turn, how training grows, torch's profile of it; tables and all numbers."""
 
 import dataclasses
 import platform
@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from aiayn import breakdown, config, growth, sheets, storage
-from aiayn.contest import decoding, training
+from aiayn import config, growth, sheets, storage
+from aiayn.contest import decoding, profiled, training
 from aiayn.linear import compute_with
 from aiayn.probe import processes
 from aiayn.schema import Config, ConfigError
-from aiayn.sheets import Sheet
+from aiayn.sheets import Sheet, Verbatim
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
 NEWSTEST = 3000  # sentences of newstest2013
 
-Show = Callable[[Sheet], None]
+Show = Callable[[Sheet | Verbatim], None]
 
 
 def cpu() -> dict[str, Any]:
@@ -57,9 +57,9 @@ def main(run: Config) -> None:
     }
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     console.print(_headline(run, result), markup=False)
-    shown: list[Sheet] = []
+    shown: list[Sheet | Verbatim] = []
 
-    def show(sheet: Sheet) -> None:
+    def show(sheet: Sheet | Verbatim) -> None:
         shown.append(sheet)
         console.print()
         console.print(sheet.terminal())
@@ -108,7 +108,7 @@ def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]
     return found
 
 
-def apart(measure: Callable[..., dict[str, Any]], run: Config, *given: Any) -> dict[str, Any]:
+def apart(measure: Callable[..., Any], run: Config, *given: Any) -> Any:
     """What `measure` gives of the run; on a CPU in a process of its own.
 
     Memory that one part has left would slow the next: the processes of a search are forked from the one that measures.
@@ -119,19 +119,20 @@ def apart(measure: Callable[..., dict[str, Any]], run: Config, *given: Any) -> d
         return pool.submit(_measured, measure, run, *given).result()
 
 
-def _measured(measure: Callable[..., dict[str, Any]], run: Config, *given: Any) -> dict[str, Any]:
+def _measured(measure: Callable[..., Any], run: Config, *given: Any) -> Any:
     compute_with(run.hardware.threads)
     return measure(run, *given)
 
 
 def profiles(run: Config, precisions: list[str], device: str, show: Show) -> dict[str, Any]:
-    """Where the time of a step goes in each precision."""
-    found = [apart(breakdown.breakdown, run, precision, device) for precision in precisions]
-    show(breakdown.sheet(found))
-    return {column["precision"]: column for column in found}
+    """torch's profile of a training in each precision."""
+    found = {precision: apart(profiled, run, precision, device) for precision in precisions}
+    for precision, table in found.items():
+        show(Verbatim(f"{run.bench.updates} updates in {precision}, by torch.profiler", table))
+    return found
 
 
-def markdown(run: Config, result: dict[str, Any], shown: list[Sheet]) -> str:
+def markdown(run: Config, result: dict[str, Any], shown: list[Sheet | Verbatim]) -> str:
     """The tables under what they were measured on, the command and the date at the end."""
     command = shlex.join([*result["command"][0].split(), *result["command"][1:]])
     made = f"`{command}`, {result['made_at']}, {result['seconds']:.0f} s."

@@ -20,16 +20,28 @@ from aiayn.metrics import perplexity
 from aiayn.signals import Interrupted, StopFlag
 
 FLUSH_SECONDS = 2.0
+# Before the name of a device, the key under which a row has the seconds that all of its kind were at work until then.
+DEVICE_SECONDS = "device_seconds/"
 
 
 class Record(pl.Callback):
     """Writes `metrics.jsonl`: each update once, in order. Tensors wait unread for a flush, so that no step waits.
 
-    An update may not be finite until it is settled: so long its row is held back.
+    An update may not be finite until it is settled: so long its row is held back. `devices` computers of the kind
+    `device` are at work in this session; others may have been in the sessions before.
     """
 
-    def __init__(self, path: Path, start: int, view: Callable[[dict[str, Any]], None], *, writes: bool) -> None:
-        self.path, self.view, self.writes = path, view, writes
+    def __init__(
+        self,
+        path: Path,
+        start: int,
+        view: Callable[[dict[str, Any]], None],
+        *,
+        writes: bool,
+        device: str,
+        devices: int,
+    ) -> None:
+        self.path, self.view, self.writes, self.device, self.devices = path, view, writes, device, devices
         kept = [(line, row) for line, row in _rows_of(path) if row["step"] <= start]
         if writes:
             storage.write_text(path, "".join(line + "\n" for line, _ in kept))
@@ -37,9 +49,14 @@ class Record(pl.Callback):
         self.seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
         self.source_tokens = sum(row.get("source_tokens", 0) for row in rows)
         self.target_tokens = sum(row.get("target_tokens", 0) for row in rows)
+        self.device_seconds: dict[str, float] = {device: 0.0}
+        for row in rows:  # later rows have what passed before in them
+            self.device_seconds |= {
+                key.removeprefix(DEVICE_SECONDS): value for key, value in row.items() if key.startswith(DEVICE_SECONDS)
+            }
         self.waiting: list[dict[str, Any]] = []
         self.resumed = self.flushed = time.perf_counter()
-        self.before = self.seconds
+        self.before, self.device_before = self.seconds, self.device_seconds[device]
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Starts the clock."""
@@ -51,6 +68,7 @@ class Record(pl.Callback):
         """Keeps the row of this update."""
         now = time.perf_counter()
         self.seconds = self.before + now - self.resumed
+        self.device_seconds[self.device] = self.device_before + self.devices * (now - self.resumed)
         self.source_tokens += batch.source_tokens
         self.target_tokens += batch.target_tokens
         self.waiting.append(
@@ -63,6 +81,7 @@ class Record(pl.Callback):
                 "source_tokens": batch.source_tokens,
                 "target_tokens": batch.target_tokens,
                 "seconds": round(self.seconds, 3),
+                **{f"{DEVICE_SECONDS}{device}": round(passed, 3) for device, passed in self.device_seconds.items()},
             }
         )
         if now - self.flushed > FLUSH_SECONDS:
@@ -102,7 +121,7 @@ class Dev(pl.Callback):
         if step % self.every and step != self.last:
             return
         cast(LightningTransformer, module).settle()
-        if trainer.is_global_zero:
+        if self.record.writes:
             nats, tokens = self.measure()
             ppl = perplexity(nats, tokens)
             if not math.isfinite(ppl):
@@ -128,16 +147,18 @@ class Save(pl.Callback):
         step = batch.number + 1
         module = cast(LightningTransformer, module)
         # Among several ranks it is known to all when the update is settled in which one was asked
-        stop = bool(self.stop.asked) if trainer.world_size == 1 else module.one_wants_to_stop
+        stop = bool(self.stop.asked) if module.ranks == 1 else module.one_wants_to_stop
         if step % self.every and step != self.last and not stop:
             return
         module.settle()
         self.record.flush()
-        if trainer.world_size > 1:
+        if module.ranks > 1:
             agree(module, step)
-        trainer.save_checkpoint(checkpoint.path_of(self.folder, step))
-        if trainer.is_global_zero:
+        if self.record.writes:
+            trainer.save_checkpoint(checkpoint.path_of(self.folder, step))
             checkpoint.rotate(self.folder, self.keep)
+        if module.ranks > 1:
+            torch.distributed.barrier()  # torchrun ends the rank that writes once another has ended
         if stop and step != self.last:
             raise Interrupted(
                 f"stopped by {self.stop.asked or 'another rank'} after update {step}; resume: repeat the command"
@@ -190,7 +211,7 @@ class Bar(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Shows the bar on rank 0."""
         self.began = time.perf_counter()
-        if trainer.is_global_zero:
+        if self.record.writes:
             self.progress.start()
 
     def on_train_batch_end(
@@ -201,7 +222,7 @@ class Bar(pl.Callback):
         now = time.perf_counter()
         speed = f"{self.tokens / (now - self.began):,.0f} target tokens/s"
         self.progress.update(self.task, completed=batch.number + 1, speed=speed)
-        if self.progress.disable and trainer.is_global_zero and now - self.logged > progress.LOG_SECONDS:
+        if self.progress.disable and self.record.writes and now - self.logged > progress.LOG_SECONDS:
             self.logged = now
             left = (now - self.began) / (batch.number + 1 - self.start) * (self.last - batch.number - 1)
             print(f"{self.name}: update {batch.number + 1} of {self.last}, {speed}, {left:.0f} s left", flush=True)

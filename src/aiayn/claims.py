@@ -15,6 +15,7 @@ from aiayn.results import Line, Table, look_up
 
 Metric = Literal["PPL", "BLEU"]
 METRICS: tuple[Metric, ...] = ("PPL", "BLEU")
+KEYS: dict[Metric, str] = {"PPL": "dev.ppl", "BLEU": "dev.bleu.paper"}
 Verdict = Literal["reproduced", "contradicted", "undecided"]
 
 # Of the verdicts on a page so large a share may be wrong; as often may a confidence interval miss.
@@ -22,6 +23,8 @@ ERROR_RATE = 0.05
 POWER = 0.8
 MOST_SEEDS = 200
 RESAMPLES = 1000
+RANK_RESAMPLES = 5000  # these cost less, and two decimals are printed
+MIN_ROWS = 10  # fewer rows say little of the order of twenty
 
 Counts = Mapping[tuple[str, int], npt.NDArray[np.int64]]
 """The `metrics.paper_counts` of each (row, seed) on the same sentences."""
@@ -111,6 +114,16 @@ class Finding:
     because: str
 
 
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's rho between the paper's figures and ours, with its 95 % interval by bootstrap."""
+
+    rho: float
+    interval: tuple[float, float]
+    rows: int
+    seeds: int  # of the row that has most; with one the bootstrap is over rows alone
+
+
 def check(table: Table, counts: Counts) -> list[Finding]:
     """A finding on each hypothesis; no verdict without two seeds of every row that it is about.
 
@@ -132,18 +145,43 @@ def check(table: Table, counts: Counts) -> list[Finding]:
     ]
 
 
-def rank_correlation(table: Table, metric: Metric) -> tuple[float, float, int] | None:
-    """Spearman's rho between the paper's figures and ours, its p-value and the number of rows; None below three."""
-    key = "dev.ppl" if metric == "PPL" else "dev.bleu.paper"
-    both = [
-        (line.config.paper.ppl if metric == "PPL" else line.config.paper.bleu, found.mean)
-        for line in table.lines
-        if (found := line.measured(key)) is not None
-    ]
-    if len(both) < 3 or len({ours for _, ours in both}) == 1:
+def rank_correlation(table: Table, metric: Metric) -> Correlation | None:
+    """Spearman's rho between the paper's figures and ours over the finished rows; None below `MIN_ROWS` of them."""
+    finished = [line for line in table.lines if line.finished]
+    return correlation(
+        [line.config.paper.ppl if metric == "PPL" else line.config.paper.bleu for line in finished],
+        [[float(look_up(result, KEYS[metric])) for result in line.finished] for line in finished],
+    )
+
+
+def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> Correlation | None:
+    """Spearman's rho of `paper` with the means of `samples`, one value and one sample (a value a seed) for each row.
+
+    Rows with equal values share the mean of their ranks. The interval is the percentile bootstrap: rows are drawn with
+    replacement, then, for each of them, as many of its seeds as it has. None below `MIN_ROWS` rows, and where all rows
+    are equal.
+    """
+    means = np.array([np.mean(sample) for sample in samples])
+    if len(means) < MIN_ROWS or len(set(paper)) == 1 or len(set(means.tolist())) == 1:
         return None
-    rho, p = stats.spearmanr(*zip(*both, strict=True))
-    return float(rho), float(p), len(both)
+    random = np.random.default_rng(0)
+    rows = random.integers(len(means), size=(RANK_RESAMPLES, len(means)))
+    # Each draw of a row draws its seeds anew: one column for each place in the resample
+    drawn = np.empty(rows.shape)
+    for row, sample in enumerate(samples):
+        places = rows == row
+        seeds = random.integers(len(sample), size=(int(places.sum()), len(sample)))
+        drawn[places] = np.array(sample)[seeds].mean(1)
+    ranks = [stats.rankdata(values, axis=1) for values in (np.array(paper)[rows], drawn)]
+    centred = [values - values.mean(1, keepdims=True) for values in ranks]
+    norms = [np.sqrt((values**2).sum(1)) for values in centred]
+    known = (norms[0] > 0) & (norms[1] > 0)  # a resample of one row alone has no order
+    resampled = (centred[0] * centred[1]).sum(1)[known] / (norms[0] * norms[1])[known]
+    low, high = np.percentile(resampled, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
+    rho = float(stats.spearmanr(paper, means).statistic)
+    # A row that is drawn twice is a tie, which pulls all resamples of a rho near 1 below it
+    interval = min(float(low), rho), max(float(high), rho)
+    return Correlation(rho, interval, len(means), max(map(len, samples)))
 
 
 def rise(samples: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Rise | None:
@@ -176,7 +214,7 @@ def seeds_needed(
 
 
 def _quality(result: Mapping[str, object], metric: Metric) -> float:
-    value = float(look_up(dict(result), "dev.ppl" if metric == "PPL" else "dev.bleu.paper"))
+    value = float(look_up(dict(result), KEYS[metric]))
     # In nats a token: the same factor of perplexity counts the same at every scale
     return value if metric == "BLEU" else -math.log(max(value, 1e-9))
 

@@ -24,11 +24,12 @@ COMMANDS = {
     "evaluate": "perplexity, bits per character and BLEU of a trained row",
     "translate": "standard input to standard output, n lines in, n lines out",
     "table": "Table 3, paper and ours, from what is trained",
+    "criteria": "does a scale train as the paper does: epochs, convergence, stability, the dev set's size",
     "report": "one page: Table 3, its runs, curves and figures, the paper's claims tested",
     "attention": "where every head of every layer looks, for a sentence",
     "dashboard": "a W&B workspace that compares the rows, or what it would be made of",
     "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
-    "bench": "tokens/s and memory beside other people's code in the same run; growth; where the time goes",
+    "bench": "tokens/s and memory beside other people's code in the same run; growth; torch's profile",
     "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, all that is there is checked",
 }
 # The modules of these names are parts
@@ -68,6 +69,9 @@ EXAMPLES = {
         ("aiayn table", "in the terminal"),
         ("aiayn table format=md scale=smoke > table.md", "as Markdown (or csv, latex), another scale"),
     ],
+    "criteria": [
+        ("aiayn criteria scale=small seed=0", "of the rows that are trained with that seed, and what they miss")
+    ],
     "report": [("aiayn report", "runs/tiny-mini/report/report.html, and the figures as SVG and PNG beside it")],
     "attention": [
         (
@@ -96,7 +100,7 @@ EXAMPLES = {
             "base, in updates that take a CPU seconds",
         ),
         ("aiayn bench bench.kind=decoding hardware.threads=2 bench.rounds=9", "beam search and greedy, on two cores"),
-        ("aiayn bench bench.kind=growth scale=small", "by row, length, update and ranks; bench.json and bench.md"),
+        ("aiayn bench bench.kind=growth scale=small", "by row, length and update; bench.json and bench.md"),
         ("aiayn bench hardware=gpu", "base and big at the paper's size, in ten minutes"),
     ],
     "plan": [

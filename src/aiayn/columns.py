@@ -137,6 +137,11 @@ def number_text(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if value < 1000 else f"{value:.0f}" if value < 1e5 else f"{value:.0e}"
 
 
+def signed_text(value: float, digits: int = 2) -> str:
+    """A figure with its sign, also a plus; a minus as wide as a plus."""
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
 def _params(line: Line, key: str) -> Cell:
     value = line.measured(key)
     return Cell("–", "weak") if value is None else Cell(f"{value.mean / 1e6:.{1 if value.mean >= 1e7 else 2}f}")

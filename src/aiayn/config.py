@@ -18,7 +18,10 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn.schema import ROWS, Config, ConfigError, checked, in_range, meaning, nearest
+from aiayn.schema import ROWS, Config, ConfigError, Scale, checked, in_range, meaning, nearest
+
+# How a folder and a table name the precision of their runs.
+PRECISIONS = {"32-true": "", "64-true": ".fp64", "bf16-mixed": ".bf16"}
 
 
 def register() -> None:
@@ -83,6 +86,14 @@ def rows(fidelity: str = "paper") -> dict[str, Config]:
     return {name: checked(_row(name, base)) for name in ROWS}
 
 
+@cache
+def scales() -> dict[str, Scale]:
+    """The scales of `conf/scale`, by name."""
+    known = _read_folder("conf", "scale")
+    structure = OmegaConf.structured(Scale)
+    return {name: cast(Scale, OmegaConf.to_object(OmegaConf.merge(structure, known[name]))) for name in known}
+
+
 def row(name: str, like: Config) -> Config:
     """The row as it stands, scaled; data, scale, hardware and fidelity as in `like`. ConfigError if it is none."""
     return checked(scaled(_row(name, like)))
@@ -123,8 +134,19 @@ def run_folder(config: Config) -> Path:
 
 
 def sweep_folder(config: Config) -> Path:
-    """`<output>/<data>-<scale>`: where all rows of one table lie."""
+    """`<output>/<data>-<scale>`, its data with all of `setting`: where all rows of one table lie."""
     return Path(config.output) / f"{setting(config)}-{config.scale.name}"
+
+
+def in_other_precisions(config: Config) -> str:
+    """How to ask for runs that are there, but in another precision than the one asked for; empty when none are."""
+    others = {
+        precision: dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, precision=precision))
+        for precision in PRECISIONS
+        if precision != config.hardware.precision
+    }
+    found = [f"hardware.precision={precision}" for precision, run in others.items() if sweep_folder(run).exists()]
+    return f"; there are runs with {' and '.join(found)}" if found else ""
 
 
 def corpus_name(config: Config) -> str:
@@ -132,9 +154,23 @@ def corpus_name(config: Config) -> str:
     return config.data.name + (".paper" if config.tokenizer == "paper" else "")
 
 
+def prepared_folder(config: Config) -> Path:
+    """`<prepared>/<data>`, with the scale's selection behind it: `tiny-7words-6000pairs`."""
+    scale = config.scale
+    words = f"-{scale.max_words}words" if scale.max_words else ""
+    pairs = f"-{scale.pairs}pairs" if scale.pairs else ""
+    return Path(config.prepared) / f"{corpus_name(config)}{words}{pairs}"
+
+
 def setting(config: Config) -> str:
-    """The corpus's name, and the fidelity behind it where it is not the paper's: that is another table, too."""
-    return corpus_name(config) + ("" if config.fidelity.name == "paper" else f".{config.fidelity.name}")
+    """The corpus's name; behind it fidelity and precision, where they are not the paper's and 32 bits: other tables."""
+    fidelity = "" if config.fidelity.name == "paper" else f".{config.fidelity.name}"
+    return corpus_name(config) + fidelity + PRECISIONS[config.hardware.precision]
+
+
+def corpus_settings(name: str) -> dict[str, Any]:
+    """The data settings of `conf/data/<name>.yaml`."""
+    return dict(_read_folder("conf", "data")[name])
 
 
 def variation(config: Config) -> str:

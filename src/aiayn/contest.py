@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn import flops, rivals, tiles
+from aiayn import flops, rivals
 from aiayn.batching import Batch, epoch_plan, gather, rows_of_part
 from aiayn.dataset import Pairs
 from aiayn.evaluate import build, search
@@ -29,7 +29,8 @@ from aiayn.sheets import OURS
 from aiayn.tokenizer import EOS
 from aiayn.transformer import DecoderLayer, Transformer
 
-TILES, COMPILED = ", tiles", ", compiled"
+COMPILED = ", compiled"
+PROFILED = 15  # operators in the table
 OUTPUT_LENGTH = 25  # tokens; sources as long, EOS included, so that nobody pads
 
 
@@ -93,7 +94,7 @@ def synthetic_pairs(config: Config, count: int) -> Pairs:
 def training(config: Config, precisions: list[str], device: str, against_rivals: bool = True) -> dict[str, Any]:
     """Forward, loss, backward, Adam: what each contestant's rounds took, and how far its first result is from ours."""
     rounds, updates = config.bench.rounds, config.bench.updates
-    with _lined_up(partial(_trainers, tiled=against_rivals), against_rivals, config, precisions, device) as contestants:
+    with _lined_up(_trainers, against_rivals, config, precisions, device) as contestants:
         take_turns(contestants, rounds, device)
     pairs, batches = _updates(config, device)
     rectangles = [rivals.padded(batch) for batch in batches[updates:]]
@@ -128,6 +129,18 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
         "units_a_round": config.bench.updates,
         "lines": [_line(contestant) for contestant in contestants],
     }
+
+
+def profiled(config: Config, precision: str, device: str) -> str:
+    """torch.profiler's own table of a round of our training: its operators, the longest first."""
+    trainer = _trainers(config, [precision], device, ours=True)[-1]
+    trainer.run(0)
+    with torch.profiler.profile() as profiler:
+        trainer.run(1)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    longest = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    return profiler.key_averages().table(sort_by=longest, row_limit=PROFILED)  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -182,7 +195,7 @@ def _updates(config: Config, device: str) -> tuple[Pairs, list[Batch]]:
     return pairs, batches
 
 
-def _trainers(config: Config, precisions: list[str], device: str, *, tiled: bool, ours: bool) -> list[Contestant]:
+def _trainers(config: Config, precisions: list[str], device: str, *, ours: bool) -> list[Contestant]:
     smoothing = config.training.label_smoothing
     _, batches = _updates(config, device)
 
@@ -204,10 +217,8 @@ def _trainers(config: Config, precisions: list[str], device: str, *, tiled: bool
     reference = _loss_and_gradients(model, our_loss, batches[0], "fp32", device)
     contestants = []
     for precision in precisions:
-        for name, module in (_ours(model, device, tiled) if ours else _theirs(model, device)).items():
+        for name, module in (_ours(model, device) if ours else _theirs(model, device)).items():
             module = copy.deepcopy(module).to(device).eval()
-            if isinstance(module, Transformer):
-                module.in_tiles = TILES in name
             if name.endswith(COMPILED):
                 compile_parts(module, config.training.tokens_per_update)
             loss = our_loss if ours else their_loss
@@ -230,8 +241,9 @@ def _searchers(config: Config, precisions: list[str], device: str, beam_size: in
     expected = _our_decode(model, config, "fp32")(first, beam_size)
     for precision in precisions:
         if ours:
-            found = {OURS: _our_decode(model, config, precision)}
-            if device == "cpu" and precision != "bf16" and COMPILER:
+            # CTranslate2 has 8 bits, and so has a model of ours by `aiayn export`
+            found = {} if precision == "int8" else {OURS: _our_decode(model, config, precision)}
+            if device == "cpu" and precision == "fp32" and COMPILER:
                 found[f"{OURS}{COMPILED}"] = _our_decode(model, config, precision, compiled=True)
         else:
             found = rivals.decoders(model, config.hardware.threads, OUTPUT_LENGTH, precision)
@@ -269,10 +281,9 @@ def endless(model: Transformer) -> Transformer:
     return model
 
 
-def _ours(model: Transformer, device: str, tiled: bool) -> dict[str, nn.Module]:
-    """Our ways to train the model, compiled where a compiler pays, and with tiles if asked where they can be had."""
-    names = [OURS, *([f"{OURS}{TILES}"] if tiled and tiles.available(torch.device(device)) else [])]
-    return dict.fromkeys([*names, *(f"{name}{COMPILED}" for name in names if device == "cuda")], model)
+def _ours(model: Transformer, device: str) -> dict[str, nn.Module]:
+    """Our ways to train the model, compiled where a compiler pays."""
+    return dict.fromkeys([OURS, *([f"{OURS}{COMPILED}"] if device == "cuda" else [])], model)
 
 
 def _theirs(model: Transformer, device: str) -> dict[str, nn.Module]:

@@ -8,7 +8,7 @@ import re
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -49,6 +49,18 @@ class Files:
     source: Path | Member
     target: Path | Member
 
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of a corpus that is used; 0 stands for all."""
+
+    max_words: int = 0  # between white space, on either side
+    pairs: int = 0  # the first so many of those that `max_words` leaves
+
+
+ALL = Selection()
+
+OVER_MAX_WORDS, BEYOND_PAIRS = "over max_words", "beyond pairs"
 
 Split = Literal["train", "dev", "test"]
 Side = Literal["source", "target"]
@@ -122,6 +134,19 @@ def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
         raise DataError(
             f"{files.source} has {source_lines} lines, {files.target} has {target_lines}: line n must translate line n"
         )
+
+
+def select(pairs: Iterable[Pair], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:
+    """The pairs of the selection; the others are read, too, and counted in `dropped` by reason."""
+    kept = 0
+    for pair in pairs:
+        if selection.max_words and max(len(side.split()) for side in pair) > selection.max_words:
+            dropped[OVER_MAX_WORDS] += 1
+        elif selection.pairs and kept == selection.pairs:
+            dropped[BEYOND_PAIRS] += 1
+        else:
+            kept += 1
+            yield pair
 
 
 def in_chunks(pairs: Iterator[Pair], most: int) -> Iterator[list[Pair]]:

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,21 @@ import numpy.typing as npt
 
 from aiayn import moses_bpe, storage
 from aiayn.cores import in_order
-from aiayn.corpus import DataError, Files, Pair, Side, Split, Text, in_chunks, read_pairs
+from aiayn.corpus import (
+    ALL,
+    BEYOND_PAIRS,
+    OVER_MAX_WORDS,
+    DataError,
+    Files,
+    Pair,
+    Selection,
+    Side,
+    Split,
+    Text,
+    in_chunks,
+    read_pairs,
+    select,
+)
 from aiayn.moses_bpe import MosesBpe, load
 from aiayn.tokenizer import EOS, UNK, Tokenizer, learn
 
@@ -147,17 +161,18 @@ def prepare(
     progress: Callable[[str], None],
     moses: tuple[str, str] | None = None,
     heed: Callable[[], None] = lambda: None,
+    selection: Selection = ALL,
 ) -> Dataset:
     """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
 
     Learns the tokenizer from the training text: `vocab_size` pieces of SentencePiece, or, given the languages of both
     sides as `moses`, what the released code's recipe gives. Drops training pairs with a side of more than `max_length`
-    tokens, EOS included; dev and test keep every line. One process works while others wait for it; `heed` is called
-    again and again while this one waits or reads, and may raise. Raises DataError when the text is unfit, when `folder`
-    was prepared from something else, or when it is damaged.
+    tokens, EOS included; of dev and test, only pairs over `selection.max_words`. One process works while others wait
+    for it; `heed` is called again and again while this one waits or reads, and may raise. Raises DataError when the
+    text is unfit, when `folder` was prepared from something else, or when it is damaged.
     """
     vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
-    settings = {**vocabulary, "max_length": max_length, **origin.identity}
+    settings = {**vocabulary, "max_length": max_length, **asdict(selection), **origin.identity}
     if (folder / "manifest.json").exists():
         return _prepared_before(folder, settings)
     with storage.lock(folder / ".lock", wait=True, tell=progress, heed=heed):
@@ -165,7 +180,7 @@ def prepare(
             return _prepared_before(folder, settings)
         storage.remove_unfinished(folder)
         text = origin.text()
-        pairs = _training_pairs(text["train"], heed)
+        pairs = _training_pairs(text["train"], selection, heed)
         if moses:
             progress(f"learning {moses_bpe.MERGES} merges of Moses tokens")
             moses_bpe.learn(pairs, moses, folder / "tokenizer.model")
@@ -175,9 +190,11 @@ def prepare(
         if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
             trim(0)  # or glibc would keep what learning took, beside the processes that are to come
         tokenizer = load(folder / "tokenizer.model")
-        counts = {split: _encode(folder, split, text[split], tokenizer, max_length, progress) for split in SPLITS}
+        counts = {
+            split: _encode(folder, split, text[split], selection, tokenizer, max_length, progress) for split in SPLITS
+        }
         for split in ("dev", "test"):
-            _save_texts(folder, split, text[split])
+            _save_texts(folder, split, text[split], selection)
         files = {name: _fingerprint(folder / name) for name in _FILES}
         manifest = {"schema": _SCHEMA, "settings": settings, "splits": counts, "files": files}
         storage.write_json(folder / "manifest.json", {**manifest, "sha256": _digest(manifest)})
@@ -195,36 +212,46 @@ def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
     return dataset
 
 
-def _read(parts: Sequence[Files], dropped: Counter[str] | None) -> Iterator[Pair]:
-    return chain.from_iterable(read_pairs(files, dropped) for files in parts)
+def read(split: Split, parts: Sequence[Files], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:
+    """The pairs of a split that the selection leaves; the others are counted in `dropped` by reason.
+
+    Of dev and test nothing but `max_words` drops a pair: an empty sentence stays, invalid UTF-8 raises DataError.
+    """
+    training = split == "train"
+    pairs = chain.from_iterable(read_pairs(files, dropped if training else None) for files in parts)
+    return select(pairs, selection if training else replace(selection, pairs=0), dropped)
 
 
 def _names(parts: Sequence[Files]) -> str:
     return ", ".join(f"{files.source} and {files.target}" for files in parts)
 
 
-def _training_pairs(train: Sequence[Files], heed: Callable[[], None]) -> Iterator[Pair]:
+def _training_pairs(train: Sequence[Files], selection: Selection, heed: Callable[[], None]) -> Iterator[Pair]:
     empty = True
-    for pair in _read(train, Counter()):
+    for pair in read("train", train, selection, Counter()):
         heed()
         empty = False
         yield pair
     if empty:
-        raise DataError(f"{_names(train)} hold no sentence pair to learn from")
+        raise DataError(
+            f"{_names(train)} hold no sentence pair to learn from (scale.max_words is {selection.max_words})"
+        )
 
 
 def _encode(
     folder: Path,
     split: Split,
     parts: Sequence[Files],
+    selection: Selection,
     tokenizer: Tokenizer | MosesBpe,
     max_length: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Writes the token ids of one split and returns its counts for the manifest; holds no more than a few chunks."""
-    dropped = Counter({"empty": 0, "invalid UTF-8": 0, "too long": 0}) if split == "train" else None
+    unfit = ("empty", "invalid UTF-8", "too long", BEYOND_PAIRS) if split == "train" else ()
+    dropped = Counter(dict.fromkeys((*unfit, OVER_MAX_WORDS), 0))
     longest = max_length - 1 if split == "train" else None  # EOS is one token more
-    chunks = in_chunks(_read(parts, dropped), _PAIRS_AT_ONCE)
+    chunks = in_chunks(read(split, parts, selection, dropped), _PAIRS_AT_ONCE)
     encoder = partial(_encoder, tokenizer.path, longest)
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
@@ -244,17 +271,20 @@ def _encode(
                 counts[f"{side}_tokens"] += len(packed)
                 counts[f"{side}_unknown"] += int((packed == UNK).sum())
             counts["kept"] += len(lengths)
-            if dropped is not None:
+            if longest is not None:
                 dropped["too long"] += number_read - len(lengths)
             progress(f"{split}: {counts['kept']} pairs encoded")
         if counts["kept"] == 0:
-            raise DataError(f"{_names(parts)} leave no sentence pair (data.max_length is {max_length})")
+            raise DataError(
+                f"{_names(parts)} leave no sentence pair (data.max_length is {max_length},"
+                f" scale.max_words {selection.max_words})"
+            )
         for array in (*ids.values(), *offsets.values()):
             array.finish()
     return {
-        "lines": counts["kept"] + (dropped.total() if dropped else 0),
+        "lines": counts["kept"] + dropped.total(),
         "kept": counts["kept"],
-        "dropped": dict(dropped or {}),
+        "dropped": dict(dropped),
         **{f"{side}_{what}": counts[f"{side}_{what}"] for side in SIDES for what in ("tokens", "unknown")},
     }
 
@@ -289,10 +319,10 @@ def _packed(
     return packed, lengths
 
 
-def _save_texts(folder: Path, split: Split, parts: Sequence[Files]) -> None:
+def _save_texts(folder: Path, split: Split, parts: Sequence[Files], selection: Selection) -> None:
     for i, side in enumerate(SIDES):
         with storage.atomic(folder / f"{split}.{side}.txt") as file:
-            for pair in _read(parts, None):
+            for pair in read(split, parts, selection, Counter()):
                 file.write(f"{pair[i]}\n".encode())
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from aiayn.attention import MemoryAttention, SelfAttention, Sentences, scaled_dot_product_attention
 from aiayn.kernels import LANES, LayerKernel
-from aiayn.linear import Linear, fixed_product, pays_in_int8
+from aiayn.linear import Linear, fixed_product
 
 # B sentences; W hypotheses of each; R = B * W rows; C columns, one for each token of each hypothesis
 # L tokens of the longest source; D d_model; H heads; K d_k; V d_v
@@ -24,7 +24,6 @@ class DecoderLayout:
         feed_forward: tuple[Linear, Linear],
         norms: tuple[nn.LayerNorm, nn.LayerNorm, nn.LayerNorm],
         *,
-        int8: bool,
         compiled: bool,
     ) -> None:
         self.num_heads, self.d_k = self_attention.num_heads, self_attention.d_k
@@ -34,11 +33,11 @@ class DecoderLayout:
             *(memory_attention.query, memory_attention.output),
         ]
         self.kernel: LayerKernel | None = None
-        if compiled and not (int8 and any(pays_in_int8(layer.weight) for layer in layers)):
+        if compiled:
             layers.append(memory_attention.key_value)
             self.kernel = LayerKernel(layers, norms, self.num_heads, self.d_k, self_attention.d_v)
         else:
-            self.products = [fixed_product(layer.weight, layer.bias, int8=int8) for layer in layers]
+            self.products = [fixed_product(layer.weight, layer.bias) for layer in layers]
             self.norms = [(norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms]
         self.keys_and_values = memory_attention.keys_and_values
 
@@ -121,12 +120,11 @@ class Decoder:
         embed: Callable[[Tensor, int], Tensor],  # tokens (R,) at a position as (R, D)
         embedding: Tensor,
         *,
-        int8: bool,
         compiled: bool,
     ) -> None:
         self.compiled = compiled
         self.layouts, self.encode, self.embed = layouts, encode, embed
-        self.logits = fixed_product(embedding, int8=int8)
+        self.logits = fixed_product(embedding)
         self.device = embedding.device
 
     def start(self, source: Tensor, source_offsets: Tensor) -> "Decoding":

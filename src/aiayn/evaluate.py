@@ -11,9 +11,9 @@ import torch
 from aiayn import checkpoint, cores, jobs, kernels, metrics, progress, storage, table2
 from aiayn.batching import evaluation_batches, gather
 from aiayn.beam_search import Hypothesis, translate_ids
-from aiayn.config import decoded_as_its_row, run_folder, variation
+from aiayn.config import decoded_as_its_row, in_other_precisions, run_folder, variation
 from aiayn.dataset import Dataset, Pairs
-from aiayn.linear import ONEDNN, compute_with
+from aiayn.linear import compute_with
 from aiayn.loss import label_smoothed_cross_entropy
 from aiayn.prepare import prepare
 from aiayn.schema import Config, ConfigError, Decoding, Hardware
@@ -34,7 +34,6 @@ def build(config: Config, vocab_size: int) -> Transformer:
         sinusoids_in_halves=fidelity.sinusoids == "halves",
         target_space=fidelity.target_space,
         zero_start=fidelity.zero_start,
-        in_tiles=config.hardware.attention == "tiles",
     )
     # Before a checkpoint is loaded: weights of 64 bits would lose half of them in a model of 32
     return model.double() if config.hardware.precision == "64-true" else model
@@ -63,9 +62,7 @@ def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int)
 
 
 def can_search(decoding: Decoding) -> None:
-    """Raises ValueError where 8 bits are asked for and torch has no oneDNN, or a C compiler and none works."""
-    if decoding.precision == "int8" and not ONEDNN:
-        raise ConfigError("decoding.precision=int8: this torch has no oneDNN, which computes in 8 bits; use full")
+    """Raises ValueError where a C compiler is asked for and none works."""
     if decoding.compile:
         kernels.library()
 
@@ -88,7 +85,7 @@ def search(
     model.eval()
     kind = model.embedding.weight.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
-        decoder = model.laid_out(int8=precision == "int8", compiled=compiled)
+        decoder = model.laid_out(compiled=compiled)
         return translate_ids(
             decoder,
             sources,
@@ -137,6 +134,7 @@ def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
     if not paths:
         raise ConfigError(
             f"experiment={config.experiment}: nothing is trained in {folder}; train it with the same words"
+            f"{in_other_precisions(config)}"
         )
     if len(paths) < config.average:
         raise ConfigError(

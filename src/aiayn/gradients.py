@@ -14,9 +14,9 @@ class GradientSum:
     """Adds up the gradients of parameters over all ranks, a bucket of them at a time, the last parameters first.
 
     A bucket is sent as soon as the backward pass has filled it and those before it. The buckets are the same at every
-    update and on every rank, whichever gradients it has. DDP's own would give a resumed run other bits, since it
-    arranges them anew after the first update; it would average, where shares have to be summed; and it would wait for
-    a rank whose share of an update has no sentence left.
+    update and on every rank, whichever gradients it has. torch's DistributedDataParallel would give a resumed run other
+    bits, since it rearranges its buckets after the first update; it averages, where shares have to be summed; and it
+    waits for a rank whose share of an update has no sentence left.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""How training grows with row, sentence length, update and ranks; rows side by side; what eight GPUs would make."""
+"""How training grows with row, sentence length and update; rows side by side; a corpus decoded."""
 
 import dataclasses
 import os
@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from aiayn import config, flops, forecast
+from aiayn import config, flops
 from aiayn.contest import endless, synthetic_pairs
-from aiayn.evaluate import build, parameters, search
-from aiayn.forecast import ETHERNET, GRADIENT_BYTES, INFINIBAND, NVLINK, Forecast, Link, Pace
+from aiayn.evaluate import build, search
 from aiayn.probe import MEGA, Point, in_processes, measure
 from aiayn.schema import ROWS, Config, Hardware
 from aiayn.sheets import Sheet
 
 LENGTHS = (10, 28, 60, 120)
 UPDATES = (0, 0.125, 0.25, 0.5, 1, 2)  # times training.tokens_per_update; 0: as small as sentences allow
-RANKS = (1, 2)
 ROUNDS = 3  # of what is compared with each other, in turn
-GPUS, NODES = 8, 8
 WORDS, LONGEST = 37000, 256  # the paper's vocabulary; the longest sentence of WMT14 that is kept
 
 Series = dict[str, Point]
@@ -38,22 +35,14 @@ def growth(run: Config, show: Callable[[Sheet], object]) -> dict[str, Any]:
     updates = series(of_updates(run))
     hint = ["the smallest leaves the GPU idle: its ms an update are the host's time"] if gpu else []
     show(sheet("by target tokens of an update", "tokens", updates, run, *hint))
-    pace = forecast.pace(
-        *zip(*((p.target_tokens / p.updates, p.update_seconds) for p in updates.values()), strict=True)
-    )
-    result: dict[str, Any] = {"rows": rows, "lengths": lengths, "updates": updates, "pace": pace}
-    here = updates[str(run.training.tokens_per_update)]
-    measured = {}
+    measured = {"rows": rows, "lengths": lengths, "updates": updates}
+    result: dict[str, Any] = {
+        part: {name: dataclasses.asdict(point) for name, point in points.items()} for part, points in measured.items()
+    }
     if not gpu:
-        measured = by_ranks(run)
-        title = "by ranks of one thread each, which share an update"
-        show(sheet(title, "ranks", {str(count): point for count, point in measured.items()}, run))
-        result["ranks"] = measured
         result["side_by_side"], table = side_by_side(run)
         show(table)
-    result["forecasts"] = forecasts(run, pace, here, measured)
-    show(forecast_sheet(result["forecasts"], here, measured))
-    return {name: _plain(part) for name, part in result.items()}
+    return result
 
 
 def series(runs: dict[str, Config]) -> Series:
@@ -79,20 +68,6 @@ def of_updates(run: Config) -> dict[str, Config]:
     """The same run with other sizes of an update, none of them too small for a sentence."""
     sizes = {max(run.data.max_length, round(factor * run.training.tokens_per_update)) for factor in UPDATES}
     return {str(size): _of_update(run, size) for size in sorted(sizes)}
-
-
-def on(run: Config, ranks: int) -> Config:
-    """The same run on so many ranks of one thread each."""
-    return dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=ranks, threads=1))
-
-
-def by_ranks(run: Config) -> dict[int, Point]:
-    """Each number of ranks in turn, and the round in the middle of each."""
-    found: dict[int, list[Point]] = {ranks: [] for ranks in RANKS}
-    for _ in range(ROUNDS):
-        for ranks, points in found.items():
-            points.append(in_processes([on(run, ranks)] * ranks, ranks=True)[0])
-    return {ranks: sorted(points, key=lambda point: point.rate)[ROUNDS // 2] for ranks, points in found.items()}
 
 
 def side_by_side(run: Config) -> tuple[dict[str, list[float]], Sheet]:
@@ -133,48 +108,6 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
     return {"sentences": sentences, "tokens": tokens, "seconds_a_round": seconds[1:]}
 
 
-def forecasts(run: Config, pace: Pace, here: Point, measured: dict[int, Point]) -> list[Forecast]:
-    """One training on several devices: as many as were measured, for comparison, and eight, and eight times eight."""
-    tokens = here.target_tokens / here.updates
-    last = 1.0 if run.hardware.accelerator == "cpu" else _last_share(run, here.parameters)
-
-    def on(name: str, ranks: int, link: Link, pace: Pace = pace) -> Forecast:
-        return forecast.shared(name, pace, tokens, ranks, here.parameters, last, link)
-
-    found = []
-    for ranks, point in measured.items():
-        if not point.all_reduce_seconds:  # one alone: how fast is a rank of one thread?
-            slower = point.update_seconds / pace.seconds(tokens)
-            of_rank = Pace(slower * pace.fixed, slower * pace.each_token)
-            continue
-        sent = forecast.ring_bandwidth(GRADIENT_BYTES * here.parameters, ranks, point.all_reduce_seconds)
-        link = Link(sent, f"gloo, {sent / 1e9:.2f} GB/s measured")
-        found.append(on(f"{ranks} ranks on this machine", ranks, link, of_rank))
-    if run.hardware.accelerator == "gpu":
-        return [*found, on(f"{GPUS} GPUs", GPUS, NVLINK), on(f"{NODES} nodes of {GPUS}", NODES * GPUS, INFINIBAND)]
-    here_like = on(f"{NODES} machines like this", NODES, ETHERNET)
-    return [*found, here_like, *assumed(run, here.outside_seconds / here.updates)]
-
-
-def assumed(run: Config, host_seconds: float) -> list[Forecast]:
-    """The row at the paper's size on GPUs that nothing was measured on: from its FLOPs and this host's time."""
-    paper = paper_sized(run)
-    device, tokens = flops.GPUS[run.plan.gpu], paper.training.tokens_per_update
-    efficiency = run.plan.efficiency or device.efficiency
-    work = flops.training_flops(paper.model, WORDS, tokens, tokens, flops.LENGTH, flops.LENGTH)
-    pace = Pace(host_seconds, work / tokens / (device.peak * flops.TERA * efficiency))
-    found = []
-    for name, ranks, link in (
-        (f"{run.experiment} at the paper's size, {GPUS} {run.plan.gpu}", GPUS, NVLINK),
-        (f"the same, {NODES} nodes of {GPUS}", NODES * GPUS, INFINIBAND),
-    ):
-        basis = f"{link.basis}; {efficiency:.0%} of {device.peak:g} TFLOP/s assumed, the host's time as here"
-        size = parameters(paper, WORDS)
-        shared = forecast.shared(name, pace, tokens, ranks, size, _last_share(paper, size), link)
-        found.append(dataclasses.replace(shared, basis=basis))
-    return found
-
-
 def paper_sized(run: Config) -> Config:
     """The same row at the paper's own size, whatever the scale: what a GPU is measured on."""
     data = dataclasses.replace(run.data, vocab_size=WORDS, max_length=LONGEST)
@@ -210,37 +143,6 @@ def sheet(title: str, first: str, points: Series, run: Config, *remarks: str) ->
     return Sheet(title, [*head, "first update s", "peak MB"], rows, [f"peak MB: {remark}", *remarks])
 
 
-def forecast_sheet(found: list[Forecast], here: Point, measured: dict[int, Point]) -> Sheet:
-    """The estimates as a table, beside what was measured where it was."""
-    rows = [
-        [
-            line.name,
-            f"{1000 * line.step_seconds:,.2f}",
-            f"{1000 * line.all_reduce_seconds:,.2f}",
-            f"{1000 * line.exposed_seconds:,.2f}",
-            f"{line.rate:,.0f}",
-            f"{measured[line.ranks].rate:,.0f}" if line.ranks in measured else "not measured",
-            f"{line.efficiency:.0%}",
-            line.basis,
-        ]
-        for line in found
-    ]
-    head = ["", "step ms", "all-reduce ms", "of it after the step", "target tok/s", "measured", "efficiency", "basis"]
-    size = GRADIENT_BYTES * here.parameters / MEGA
-    remarks = [
-        f"the ranks share each update, here {here.target_tokens / here.updates:,.0f} target tokens, and add up"
-        f" {size:,.1f} MB of gradients: on GPUs during the backward pass, but for the embedding's; on CPUs the cores"
-        " that send are those that compute",
-        "a table of 20 rows shares no update: its rows run side by side, which needs no all-reduce (aiayn plan)",
-    ]
-    return Sheet("one training on several devices, estimated", head, rows, remarks, words=(0, 7))
-
-
-def _last_share(run: Config, parameters: int) -> float:
-    """The embedding's share of the gradient: it is complete only at the end of the backward pass."""
-    return run.fidelity.rows(run.data.vocab_size) * run.model.d_model / parameters
-
-
 def _of_update(run: Config, tokens: int) -> Config:
     return dataclasses.replace(run, training=dataclasses.replace(run.training, tokens_per_update=tokens))
 
@@ -252,11 +154,3 @@ def _holding(run: Config, longest: int) -> Hardware:
 
 def _with_threads(run: Config, threads: int) -> Config:
     return dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, threads=threads))
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list) else value

@@ -112,10 +112,14 @@ def check_data(folder: Path, sha256: str) -> None:
 
 
 def is_finished(run: Config) -> bool:
-    """True when the run folder holds a whole result of this very run; a torn or foreign one is made again."""
-    folder = config.run_folder(run)
-    found = results.read_run(folder)
-    return found is not None and found.result is not None and not results.changed(meaning(run), found.result)
+    """True when the run folder holds a whole result of this very run, wherever it was trained.
+
+    A torn or foreign one is made again, and so is one on other text than is prepared here.
+    """
+    found = results.read_run(config.run_folder(run))
+    here = prepare.sha256(run)
+    claims = meaning(run) | ({"sha256.data": here} if here else {})
+    return found is not None and found.result is not None and not results.changed(claims, found.result)
 
 
 def claim(run: Config) -> contextlib.ExitStack:
@@ -182,11 +186,17 @@ def _outcome(job: Job, codes: list[int]) -> int:
 def run_here(run: Config) -> int:
     """Trains one run on this terminal and returns its exit code; signals are handed on to the workers."""
     check(run)
+    nothing_to_do = f"{config.run_folder(run)} is finished: nothing to do; delete it to train again"
     if is_finished(run):
-        print(f"{config.run_folder(run)} is finished: nothing to do; delete it to train again")
+        print(nothing_to_do)
         return DONE
     pool = devices.Pool(run.hardware, devices.names(run.hardware))
     with signals.StopFlag() as stop, claim(run) as held:
+        # Until it was claimed another command may have begun it, or finished it
+        check_folder(run)
+        if is_finished(run):
+            print(nothing_to_do)
+            return DONE
         # Jobs of a launcher that knows nothing of GPUs wait here for theirs
         while (seeing := pool.take(run.hardware.devices, held)) is None:
             if stop.asked:

@@ -57,7 +57,7 @@ def prepare_once(runs: list[Config]) -> None:
     Raises what stopped it where no corpus could be prepared. One that could not among others is left to its own rows,
     which fail by themselves.
     """
-    corpora = {prepare.folder(run): run for run in runs if not jobs.is_finished(run)}
+    corpora = {config.prepared_folder(run): run for run in runs if not jobs.is_finished(run)}
     failures: list[Exception] = []
     with signals.StopFlag() as stop, progress.stages("prepare") as tell:
         for run in corpora.values():

@@ -30,7 +30,15 @@ class LightningUpdates(pl.LightningDataModule):
     """Updates `start`, `start` + 1, ... of a run: each a function of the corpus, the seed and its number alone."""
 
     def __init__(
-        self, pairs: Pairs, *, tokens_per_update: int, tokens_per_micro_batch: int, seed: int, start: int
+        self,
+        pairs: Pairs,
+        *,
+        tokens_per_update: int,
+        tokens_per_micro_batch: int,
+        seed: int,
+        start: int,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         super().__init__()
         self.pairs = pairs
@@ -38,11 +46,11 @@ class LightningUpdates(pl.LightningDataModule):
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.seed = seed
         self.start = start
+        self.rank, self.ranks = rank, ranks
 
     def train_dataloader(self) -> "UpdateStream":
         """This rank's endless stream."""
-        assert self.trainer is not None
-        return UpdateStream(self, self.trainer.global_rank, self.trainer.world_size)
+        return UpdateStream(self, self.rank, self.ranks)
 
 
 class UpdateStream:

@@ -71,6 +71,7 @@ class LightningTransformer(pl.LightningModule):
         self.learning_rate_factor = learning_rate_factor
         self.adam = {"betas": (adam_beta1, adam_beta2), "eps": adam_epsilon}
         self.updates_done = 0
+        self.ranks = 1  # that share each update
         self.unsettled: Unsettled | None = None
         self.wants_to_stop: Callable[[], bool] = lambda: False  # asked of each rank at each update
         self.one_wants_to_stop = False  # as all ranks know it of the last settled update
@@ -96,7 +97,6 @@ class LightningTransformer(pl.LightningModule):
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, nats, ranks that want to stop
         if self.wants_to_stop():
             sums[2] = 1
-        ranks = self.trainer.world_size
         for number, batch in enumerate(update.batches, 1):
             loss, nats = label_smoothed_cross_entropy(
                 self.transformer.hidden(batch, (self.seed, update.number)),
@@ -105,17 +105,17 @@ class LightningTransformer(pl.LightningModule):
                 self.label_smoothing,
                 fused=self.transformer.is_fused,
             )
-            if ranks > 1 and number == len(update.batches):
+            if self.ranks > 1 and number == len(update.batches):
                 self.gradient_sum.expect()
-            # Not manual_backward: that would let DDP average, where the ranks' shares have to be summed
             (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
             sums[:2] += torch.stack((loss.detach().double(), nats.double()))
-        if ranks > 1:
+        if self.ranks > 1:
             self.gradient_sum.finish()
             torch.distributed.all_reduce(sums)
         rate = self.learning_rate_factor * learning_rate(update.number + 1, self.d_model, self.warmup_steps)
         self.settle()
         gradients = {name: p.grad for name, p in self.transformer.named_parameters() if p.grad is not None}
+        # torch's public functions give one norm of all gradients, or launch a kernel for each
         norms = torch.stack(torch._foreach_norm(list(gradients.values())))
         norm = torch.linalg.vector_norm(norms)
         figures, wait = fetched(torch.cat((sums, norms, norm.unsqueeze(0))))

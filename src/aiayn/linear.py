@@ -16,7 +16,6 @@ STEP = 64
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 KEPT = 2**25 - 2**12
 """Bytes of the largest tensor whose memory glibc keeps when it is freed: that of larger ones is new each time."""
-INT8_PAYS = 2**18  # elements of a weight; smaller products take longer in 8 bits than in 32
 ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
@@ -70,49 +69,17 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _onednn(rows, weight, bias)[: len(x)]
 
 
-def fixed_product(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> Callable[[Tensor], Tensor]:
-    """The same product of x (T, I) for a weight that stays as it is, faster on few rows; without gradient.
-
-    With `int8`, large weights and what they are multiplied with are rounded to 8 bits, each row at a scale of its own.
-    """
+def fixed_product(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """The same product of x (T, I) for a weight that stays as it is, faster on few rows; without gradient."""
     if _suits_onednn(weight):
-        if int8 and pays_in_int8(weight):
-            return _int8_product(weight.detach(), bias)
-        # Laid out for as many rows as these, it suits any other number
+        # Laid out for as many rows as these, it suits any other number. Torch has no public name for oneDNN's products
         laid_out = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), STEP)
         return lambda x: _onednn(x, laid_out, bias)
-    assert not int8, "only oneDNN has it: ask ONEDNN first"
     kind = weight.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     return partial(F.linear, weight=weight, bias=bias)
-
-
-def pays_in_int8(weight: Tensor) -> bool:
-    """Whether a product with this weight takes less time in 8 bits than in 32."""
-    return weight.numel() >= INT8_PAYS
-
-
-def _int8_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    scales = weight.abs().amax(1).clamp_min_(torch.finfo(weight.dtype).tiny) / 127
-    rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8)
-    laid_out = torch.ops.onednn.qlinear_prepack(rounded, None)
-    zeros = torch.zeros(len(weight), dtype=torch.int32)
-
-    def product(x: Tensor) -> Tensor:
-        # A scale for each row, so that a sentence's result does not depend on those beside it; torch's own dynamic
-        # quantisation has one for all. oneDNN's kernels for signed rows take a thousand times as long: 0 is 128
-        of_rows = x.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(x.dtype).tiny) / 127
-        rows = (x / of_rows).round_().add_(128).to(torch.uint8)
-        # fmt: off
-        found = torch.ops.onednn.qlinear_pointwise(
-            rows, 1.0, 128, laid_out, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
-        # fmt: on
-        return found.mul_(of_rows) if bias is None else torch.addcmul(bias, found, of_rows)
-
-    return product
 
 
 def transposed_product(x: Tensor, y: Tensor) -> Tensor:

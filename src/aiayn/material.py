@@ -1,16 +1,19 @@
 """What `aiayn report` is made of: everything that lies in the run folders of one scale and data set."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aiayn import checkpoint, claims, config, curves, metrics, progress, results, storage
+from aiayn import checkpoint, claims, config, curves, flops, metrics, progress, results, storage
 from aiayn.corpus import DataError
 from aiayn.dataset import Dataset
 from aiayn.figures import Runs
+from aiayn.ladder import Ladder, Rung, Text
 from aiayn.results import Table, look_up, printable
-from aiayn.schema import Config
+from aiayn.schema import Config, ConfigError
 
 
 @dataclass(frozen=True)
@@ -25,35 +28,107 @@ class Material:
     counts: claims.Counts
     learned: Mapping[str, Any]  # positional vectors of row E, by side
     missing: str  # why there is no BLEU over sentences; empty when there is
+    findings: Sequence[claims.Finding]
+    ladder: Ladder
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    sha256: str
+    sources: list[str]
+    references: list[str]
+    text: Text
+
+
+@dataclass(frozen=True)
+class _Translated:
+    corpus: _Corpus | None
+    translations: Mapping[tuple[str, int], list[str]]
+    counts: claims.Counts
+    missing: str
 
 
 def gather(run: Config) -> Material:
-    """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out."""
-    folder = config.sweep_folder(run)
-    table = results.table(config.rows(run.fidelity.name), results.read_runs(folder), run.scale, config.setting(run))
+    """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out.
+
+    Of the other scales on this data set, and of runs under the paper's own conditions: their figures for the ladder.
+    """
+    open_corpus = cache(_corpus)
+    folder, table = config.sweep_folder(run), _table(run)
     named = [(line.name, found) for line in table.lines for found in line.runs]
     read = {
         (row, found.seed): curves.read(folder / row / f"seed{found.seed}")
         for row, found in progress.each(named, "reading curves")
     }
-    sources, references, translations, missing = [], [], {}, ""
+    own = _translated(run, table, open_corpus)
+    rungs = [_rung(run, table, own)]
+    for other in _others(run):
+        beside = _table(other)
+        if beside.data == table.data or beside.comparable:
+            rungs.append(_rung(other, beside, _translated(other, beside, open_corpus)))
+    return Material(
+        table=table,
+        runs=read,
+        translations=own.translations,
+        sources=own.corpus.sources if own.corpus else [],
+        references=own.corpus.references if own.corpus else [],
+        counts=own.counts,
+        learned=_learned(table, folder),
+        missing=own.missing,
+        findings=rungs[0].findings,
+        ladder=Ladder.of(rungs),
+    )
+
+
+def _table(run: Config) -> Table:
+    return results.table(run, results.read_runs(config.sweep_folder(run)))
+
+
+def _others(run: Config) -> Iterator[Config]:
+    """A run of each other sweep under `output`, by folder; its scale is ours of that name, where there is one."""
+    for folder in sorted(path for path in Path(run.output).glob("*/") if path != config.sweep_folder(run)):
+        for path in sorted(folder.glob("*/seed*/config.yaml")):
+            try:
+                found = dataclasses.replace(config.read(path), output=run.output, prepared=run.prepared)
+            except (ConfigError, OSError):
+                continue
+            if config.sweep_folder(found) == folder:
+                yield dataclasses.replace(found, scale=config.scales().get(found.scale.name, found.scale))
+                break
+
+
+def _corpus(folder: Path) -> _Corpus:
+    dataset = Dataset.open(folder)
+    pairs = dataset.pairs("train")
+    lengths = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
+    text = Text(dataset.tokenizer.vocab_size, *lengths)
+    return _Corpus(dataset.sha256, dataset.texts("dev", "source"), dataset.texts("dev", "target"), text)
+
+
+def _translated(run: Config, table: Table, open_corpus: Callable[[Path], _Corpus]) -> _Translated:
+    folder = config.sweep_folder(run)
     try:
-        dataset = Dataset.open(Path(run.prepared) / config.corpus_name(run))
-        sources, references = dataset.texts("dev", "source"), dataset.texts("dev", "target")
-        for row, found in named:
-            lines = _translations(folder / row / f"seed{found.seed}")
-            of_here = look_up(found.result or {}, "sha256.data") == dataset.sha256
-            if of_here and len(lines) == len(references):
-                translations[row, found.seed] = lines
+        corpus = open_corpus(config.prepared_folder(run))
     except (DataError, OSError) as error:
-        missing = f"No paired bootstrap and no samples: {printable(str(error))}"
-    counts = {
-        key: metrics.paper_counts(lines, references, run.data.target_language)
-        for key, lines in progress.each(translations.items(), "counting n-grams")
+        return _Translated(None, {}, {}, f"No paired bootstrap and no samples: {printable(str(error))}")
+    found = {
+        (line.name, own.seed): _translations(folder / line.name / f"seed{own.seed}")
+        for line in table.lines
+        for own in line.runs
+        if look_up(own.result or {}, "sha256.data") == corpus.sha256
     }
-    if not counts and not missing:
-        missing = "No paired bootstrap: no finished run has translations of the corpus that is here."
-    return Material(table, read, translations, sources, references, counts, _learned(table, folder), missing)
+    whole = {key: lines for key, lines in found.items() if len(lines) == len(corpus.references)}
+    counts = {
+        key: metrics.paper_counts(lines, corpus.references, run.data.target_language)
+        for key, lines in progress.each(whole.items(), f"counting n-grams, scale {table.scale.name}")
+    }
+    missing = "" if counts else "No paired bootstrap: no finished run has translations of the corpus that is here."
+    return _Translated(corpus, whole, counts, missing)
+
+
+def _rung(run: Config, table: Table, translated: _Translated) -> Rung:
+    text = translated.corpus.text if translated.corpus else Text(run.data.vocab_size)
+    return Rung(table, run, text, claims.check(table, translated.counts))
 
 
 def _translations(folder: Path) -> list[str]:

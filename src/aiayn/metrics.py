@@ -43,7 +43,10 @@ def _moses(language: str) -> sacremoses.MosesTokenizer:
 @functools.lru_cache(maxsize=8192)  # every run of a sweep has the same references
 def paper_tokens(line: str, language: str) -> str:
     """The line as the authors scored it: Moses tokens; hyphenated compounds of German split as `a ##AT##-##AT## b`."""
-    # Paper: silent; the recipe is the one of the released code (get_ende_bleu.sh). XML escapes would change no score
+    # Paper: silent; the recipe is that of the early get_ende_bleu.sh of tensor2tensor: tokenizer.perl on the hypotheses
+    # against references tokenized before, compounds split on both sides, multi-bleu.perl. Later versions, not verified
+    # against its history, put replace-unicode-punctuation.perl before the tokenizer, which changes how quotation marks
+    # and dashes beyond ASCII score. XML escapes would change no score
     tokens: str = _moses(language).tokenize(line, return_str=True, escape=False)
     # The released code has the splitting for German alone, "comparable to papers like GNMT"
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens) if _splits(language) else tokens

@@ -2,14 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from aiayn import claims, config, curves, drawing, figures, html, progress, report, storage
-from aiayn.claims import METRICS
-from aiayn.columns import BLEU_TOLERANCE, Cell, Column, columns_of, rows_of
+from aiayn import claims, config, curves, drawing, figures, flops, html, progress, report, storage
+from aiayn.claims import METRICS, MIN_ROWS, Metric
+from aiayn.columns import BLEU_TOLERANCE, Cell, Column, columns_of, rows_of, signed_text
+from aiayn.ladder import MIN_UPDATES, Effect, Ladder, Rung, papers_effect
 from aiayn.material import Material, gather
 from aiayn.results import Line, Run, Table, look_up, printable
 from aiayn.schema import Config, leaves
@@ -26,6 +28,7 @@ _FACTS = {
     "dev.bleu_ci95": "sacreBLEU, 95 % over sentences",
     "dev.signatures": "BLEU signatures",
     "train_seconds": "seconds of training",
+    "device_seconds": "seconds of training, times devices (of a CPU: cores)",
     "target_tokens": "target tokens seen",
     "target_tokens_per_second": "target tokens a second",
     "hardware": "hardware",
@@ -59,6 +62,18 @@ def draw(material: Material) -> dict[str, tuple[Figure, str]]:
     base = table.base.trained
     tables = {"Sinusoids (3.5)": sinusoids(64, base.model.d_model).numpy()} | dict(material.learned)
     drawn["positions"] = figures.positions(tables), "positional vectors as a picture, one column a position"
+    if material.ladder.rungs:
+        of_ladder = "of each row at every scale against the compute of its training"
+        drawn |= {
+            "ladder-ppl": (
+                figures.ladder(material.ladder, table.lines, "PPL"),
+                f"difference from base in ln PPL {of_ladder}",
+            ),
+            "ladder-bleu": (
+                figures.ladder(material.ladder, table.lines, "BLEU"),
+                f"difference from base in BLEU {of_ladder}",
+            ),
+        }
     drawn["schedule"] = figures.schedule(table), "learning rate against updates"
     for line in table.lines:
         if any(row == line.name and found for (row, _), found in runs.items()):
@@ -76,7 +91,6 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
     columns = [column for column in columns_of(table) if column.group != "letter"]
     spans = [(group, len(list(members))) for group, members in itertools.groupby(columns, lambda column: column.group)]
     shades = figures.colours(table)
-    findings = claims.check(table, material.counts)
     return html.page(
         "report.html",
         title=report.title(table),
@@ -98,12 +112,14 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
             }
             for number, (line, cells) in enumerate(zip(table.lines, _cells(table, columns), strict=True))
         ],
-        findings=[_told(found) for found in findings],
+        findings=[_told(found) for found in material.findings],
+        ladder=_ladder(material.ladder, table),
         margin_bleu=BLEU_TOLERANCE,
         margin_ppl=f"{100 * math.expm1(claims.HYPOTHESES[-2].margin):.1f}",
         bootstrap=material.missing or f"Over sentences: {claims.RESAMPLES} resamples of {len(material.references)}.",
-        correlations=_correlations(table),
+        correlations=report.rank_sentence(table),
         figures={
+            "ladder": [inline[name] for name in ("ladder-ppl", "ladder-bleu") if name in inline],
             "ranks": [inline[f"ranks-{metric.lower()}"] for metric in METRICS],
             "groups": [inline[f"group-{letter[1].lower()}"] for letter in _GROUPS],
             "curves": [
@@ -266,17 +282,58 @@ def _told(found: claims.Finding) -> dict[str, str]:
     }
 
 
-def _correlations(table: Table) -> str:
-    told = []
-    for metric in METRICS:
-        found = claims.rank_correlation(table, metric)
-        if found is not None:
-            told.append(f"{metric}: Spearman ρ {found[0]:+.2f} (p {_p_text(found[1])}, {found[2]} rows)")
-    return (
-        f"Do our rows stand in the paper's order? {'; '.join(told)}."
-        if told
-        else "Too few rows are finished to compare their order."
-    )
+def _ladder(climbed: Ladder, table: Table) -> dict[str, Any]:
+    """What the page has of the ladder beside its figures: what each rung is, the claims there, and every effect."""
+    rungs = climbed.rungs
+    facts: dict[str, Callable[[Rung], str]] = {
+        "rows finished": _rows_finished,
+        "seeds": lambda rung: ", ".join(map(str, rung.table.seeds)) or "–",
+        "FLOPs of base's training": lambda rung: flops.power(rung.compute(rung.table.base) or rung.planned),
+        **{f"Spearman's ρ, {metric}": partial(_rank, metric=metric) for metric in METRICS},
+    }
+    effects = [
+        {
+            "row": line.name,
+            "metric": "ln PPL" if metric == "PPL" else "BLEU",
+            "paper": _effect_text(papers_effect(line, table.base, metric), metric),
+            "ours": [_effect_text(rung.effect(rung.table.lines[number], metric), metric) for rung in rungs],
+        }
+        for number, line in enumerate(table.lines)
+        for metric in METRICS
+        if line is not table.base
+    ]
+    here = {rung.table.scale.name for rung in (*rungs, *climbed.left_out)}
+    return {
+        "names": [rung.name for rung in rungs],
+        "facts": [(name, [fact(rung) for rung in rungs]) for name, fact in facts.items()],
+        "claims": list(zip(*([_told(found) for found in rung.findings] for rung in rungs), strict=True)),
+        "effects": effects,
+        "left_out": [f"{rung.name} ({rung.table.base.trained.training.max_steps})" for rung in climbed.left_out],
+        "min_updates": MIN_UPDATES,
+        "not_begun": [name for name in config.scales() if name not in here],
+    }
+
+
+def _rows_finished(rung: Rung) -> str:
+    lines = rung.table.lines
+    return f"{sum(bool(line.finished) for line in lines)} of {len(lines)}"
+
+
+def _rank(rung: Rung, metric: Metric) -> str:
+    found = claims.rank_correlation(rung.table, metric)
+    if found is None:
+        few = sum(bool(line.finished) for line in rung.table.lines) < MIN_ROWS
+        return "not enough rows" if few else "all rows are equal"
+    low, high = map(signed_text, found.interval)
+    return f"{signed_text(found.rho)} ({low} to {high}{'' if found.seeds > 1 else ', over rows alone'})"
+
+
+def _effect_text(effect: Effect | None, metric: Metric) -> str:
+    if effect is None:
+        return "–"
+    text = partial(signed_text, digits=3 if metric == "PPL" else 2)
+    between = "" if effect.interval is None else f" ({text(effect.interval[0])} to {text(effect.interval[1])})"
+    return f"{text(effect.value)}{between}" + (f" at {flops.power(effect.compute)}" if effect.compute else "")
 
 
 def _p_text(p: float) -> str:

@@ -4,9 +4,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from tabulate import tabulate
+
 from aiayn import config, devices, flops, jobs, prepare, wmt
-from aiayn.corpus import read_pairs
-from aiayn.dataset import Dataset
+from aiayn.dataset import Dataset, read
 from aiayn.devices import Turn
 from aiayn.evaluate import parameters
 from aiayn.schema import ROWS, Config, ConfigError, Model
@@ -133,7 +134,7 @@ def corpus_of(run: Config) -> Corpus:
 
     Raises ConfigError for text that cannot be had, DataError for text or prepared data that is damaged.
     """
-    if (prepare.folder(run) / "manifest.json").exists():
+    if (config.prepared_folder(run) / "manifest.json").exists():
         return _prepared(prepare.prepare(run, lambda message: None))
     prepare.check(run)
     remote = prepare.downloaded(run.data)
@@ -147,13 +148,12 @@ def corpus_of(run: Config) -> Corpus:
         found = f"about {remote.pairs:,} pairs, {state}; not prepared yet: lengths are assumed"
         return Corpus(to_write=to_come + encoded, found=found, complete=not absent)
     counts, characters = [], 0
-    for split, (files,) in prepare.sources(run.data).items():
-        dropped = Counter[str]() if split == "train" else None
-        lines = 0
-        for source, target in read_pairs(files, dropped):
+    for split, parts in prepare.sources(run.data).items():
+        dropped, lines = Counter[str](), 0
+        for source, target in read(split, parts, prepare.selection(run.scale), dropped):
             lines += 1
             characters += len(source) + len(target)
-        left = f" ({dropped.total()} dropped)" if dropped else ""
+        left = f" ({dropped.total():,} dropped)" if dropped else ""
         counts.append(f"{split} {lines:,} pairs{left}")
     # Ids of 2 bytes for pieces of 4 characters or so
     return Corpus(to_write=characters / 2, found=f"{', '.join(counts)}; not prepared yet: lengths are assumed")
@@ -288,11 +288,8 @@ def text(planned: list[Row], turns: list[Turn[Row]], corpus: Corpus, available: 
         duration(devices.length(turns)),
     ]
     lines.append(whole + ([f"{total / 3600 * price:,.2f}"] if price is not None else []))
-    widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
-    table = [
-        "  ".join(cell.rjust(width) if number else cell.ljust(width) for number, (cell, width) in enumerate(pairs))
-        for pairs in (list(zip(line, widths, strict=True)) for line in [head, *lines])
-    ]
+    align = ["left", *["right"] * (len(head) - 1)]
+    table = tabulate([head, *lines], tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
     data = config.setting(run)
     known = "of the prepared corpus" if corpus.vocab_size else "assumed"
     epochs = f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of base" if corpus.target_tokens else ""

@@ -1,15 +1,16 @@
 """`aiayn prepare`: the corpus that the configuration names, downloaded, verified, cleaned, cut and encoded."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from aiayn import progress, signals, wmt
-from aiayn.config import corpus_name
-from aiayn.corpus import EMBEDDED, Files, Text, fingerprints
+from aiayn.config import prepared_folder
+from aiayn.corpus import EMBEDDED, Files, Selection, Text, fingerprints
 from aiayn.dataset import SPLITS, Dataset, Origin
 from aiayn.dataset import prepare as prepare_dataset
-from aiayn.schema import Config, ConfigError, Data
+from aiayn.schema import Config, ConfigError, Data, Scale
 
 
 def check(config: Config) -> None:
@@ -18,7 +19,7 @@ def check(config: Config) -> None:
     corpus = downloaded(data)
     if corpus is None:
         sources(data)
-    elif data.source and not (folder(config) / "manifest.json").exists():
+    elif data.source and not (prepared_folder(config) / "manifest.json").exists():
         absent = wmt.missing(corpus, Path(data.source))
         if absent:
             raise ConfigError(f"data.source={data.source}: holds no {', '.join(absent)}; data.source='' downloads them")
@@ -39,7 +40,7 @@ def sources(data: Data) -> Text:
 
 
 def prepare(config: Config, tell: Callable[[str], None], heed: Callable[[], None] = lambda: None) -> Dataset:
-    """The encoded corpus under `<prepared>/<data>`, with the paper's tokenizer `<data>.paper`; made only once.
+    """The encoded corpus under its `prepared_folder`; made only once.
 
     `heed` is called again and again, also while it waits for the network or for another process, and may raise.
     """
@@ -52,12 +53,22 @@ def prepare(config: Config, tell: Callable[[str], None], heed: Callable[[], None
     else:
         origin = Origin(wmt.identity(corpus), partial(_fetched, corpus, config, tell, heed))
     moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
-    return prepare_dataset(folder(config), origin, data.vocab_size, data.max_length, tell, moses, heed)
+    into, chosen = prepared_folder(config), selection(config.scale)
+    return prepare_dataset(into, origin, data.vocab_size, data.max_length, tell, moses, heed, chosen)
 
 
-def folder(config: Config) -> Path:
-    """Where the encoded corpus lies or will lie."""
-    return Path(config.prepared) / corpus_name(config)
+def selection(scale: Scale) -> Selection:
+    """The part of any corpus that a scale uses."""
+    return Selection(scale.max_words, scale.pairs)
+
+
+def sha256(config: Config) -> str | None:
+    """The hash of the prepared corpus as its manifest has it; None where none is prepared."""
+    try:
+        manifest = json.loads((prepared_folder(config) / "manifest.json").read_bytes())
+        return str(manifest["sha256"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def downloaded(data: Data) -> wmt.Corpus | None:

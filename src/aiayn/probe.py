@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed
 
-from aiayn import devices, flops, signals, train
+from aiayn import flops, signals, train
 from aiayn.callbacks import Record
 from aiayn.contest import synthetic_pairs
 from aiayn.dataset import Dataset, Pairs
@@ -31,7 +30,6 @@ from aiayn.schema import Config
 WARM_UP = 2  # updates: kernels are compiled, memory is taken
 FEWEST = 3  # updates that are measured, however long they take
 PATIENCE = 600.0  # seconds that one process waits for another
-EXCHANGES = 5
 NEVER = 10**9
 MEGA = 1e6
 
@@ -48,7 +46,7 @@ class Point:
     """What was measured of one training."""
 
     updates: int
-    source_tokens: int  # of all ranks
+    source_tokens: int
     target_tokens: int
     seconds: float
     outside_seconds: float  # of them, the host's between two steps: data, record, Lightning
@@ -57,7 +55,6 @@ class Point:
     parameters: int
     peak_mb: float  # of the process, or of the GPU's memory
     before_mb: float  # what was in use before there was a model: Python and its libraries
-    all_reduce_seconds: float | None = None  # of the gradients, where there are several ranks
 
     @property
     def rate(self) -> float:
@@ -78,11 +75,10 @@ class Stopwatch(Record):
     """Ends a training when its updates after the warm-up have taken so many seconds; writes nothing."""
 
     def __init__(self, folder: Path, seconds: float, together: Callable[[], object]) -> None:
-        super().__init__(folder / "metrics.jsonl", 0, lambda row: None, writes=False)
+        super().__init__(folder / "metrics.jsonl", 0, lambda row: None, writes=False, device="", devices=1)
         self.limit, self.together = seconds, together
         self.updates = 0
         self.first = self.inside = self.outside = self.began = self.taken = 0.0
-        self.all_reduce: float | None = None
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Update, batch_idx: int) -> None:
         """Looks at the clock."""
@@ -98,31 +94,16 @@ class Stopwatch(Record):
             self.first = time.perf_counter() - self.entered
         if done > WARM_UP:
             self.updates += 1
-            enough = self.updates >= FEWEST and time.perf_counter() - self.began >= self.limit
-            if trainer.world_size > 1:
-                enough = trainer.strategy.reduce_boolean_decision(enough, all=True)
-            if enough:
-                self.finish(trainer, module)
+            if self.updates >= FEWEST and time.perf_counter() - self.began >= self.limit:
+                self.outside = time.perf_counter() - self.began - self.inside
+                _settle(module)
+                self.taken = time.perf_counter() - self.began
+                raise Enough
         elif done == WARM_UP:
             self.together()
             _settle(module)
             self.source_tokens = self.target_tokens = 0
             self.inside, self.began = 0.0, time.perf_counter()
-
-    def finish(self, trainer: Any, module: Any) -> None:
-        """Ends the training by raising Enough; among several ranks, times first what they tell each other."""
-        self.outside = time.perf_counter() - self.began - self.inside
-        _settle(module)
-        self.taken = time.perf_counter() - self.began
-        if trainer.world_size > 1:
-            gradients = torch.zeros(sum(parameter.numel() for parameter in module.parameters()), device=module.device)
-            torch.distributed.all_reduce(gradients)
-            began = time.perf_counter()
-            for _ in range(EXCHANGES):
-                torch.distributed.all_reduce(gradients)
-            _settle(module)
-            self.all_reduce = (time.perf_counter() - began) / EXCHANGES
-        raise Enough
 
 
 class Synthetic:
@@ -160,7 +141,7 @@ def measure(run: Config) -> Point:
     watch = Stopwatch(folder, run.bench.seconds, _wait_for_others)
     # The bar of a training would stand between the tables
     with signals.StopFlag() as stop, contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Enough):
-        train.fit(run, folder, module, cast(Dataset, corpus), watch, int(os.environ.get("WORLD_SIZE", 1)), stop)
+        train.fit(run, folder, module, cast(Dataset, corpus), watch, 1, stop)
     lengths = (corpus.train.source_lengths, corpus.train.target_lengths)
     work = flops.training_flops(
         run.model,
@@ -180,18 +161,13 @@ def measure(run: Config) -> Point:
         sum(parameter.numel() for parameter in module.parameters()),
         _peak_mb(gpu),
         before,
-        watch.all_reduce,
     )
 
 
-def in_processes(runs: Sequence[Config], ranks: bool = False) -> list[Point]:
-    """The same of each run in a process of its own, all at once; as `ranks` of one training if asked."""
-    with contextlib.ExitStack() as held, processes(len(runs)) as pool:
-        group = {"WORLD_SIZE": str(len(runs)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(devices.port(held))}
-        of_rank = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks else {} for rank in range(len(runs))]
-        return [
-            found.result() for found in [pool.submit(_measure_with, *each) for each in zip(of_rank, runs, strict=True)]
-        ]
+def in_processes(runs: Sequence[Config]) -> list[Point]:
+    """The same of each run in a process of its own, all at once."""
+    with processes(len(runs)) as pool:
+        return [found.result() for found in [pool.submit(measure, run) for run in runs]]
 
 
 def processes(count: int) -> ProcessPoolExecutor:
@@ -209,11 +185,6 @@ def processes(count: int) -> ProcessPoolExecutor:
 def _begin(barrier: Any) -> None:
     global _wait_for_others
     _wait_for_others = partial(barrier.wait, PATIENCE)
-
-
-def _measure_with(environment: dict[str, str], run: Config) -> Point:
-    os.environ.update(environment)
-    return measure(run)
 
 
 def _peak_mb(gpu: bool) -> float:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.text import Text
+from tabulate import tabulate
 
-from aiayn.columns import STATUS, Cell, Column, columns_of, number_text, rows_of, value_text
-from aiayn.results import DEFINITION, Run, Table, comparable, factors, look_up
+from aiayn.claims import METRICS, MIN_ROWS, rank_correlation
+from aiayn.columns import STATUS, Cell, Column, columns_of, number_text, rows_of, signed_text, value_text
+from aiayn.results import DEFINITION, PAPER_DATA, Run, Table, comparable, factors, look_up, unlike
 from aiayn.schema import Config
 
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
@@ -41,7 +43,7 @@ def row_line(config: Config, run: Run) -> str:
     ppl, bleu = (
         number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
     )
-    paper = config.paper if comparable(config.scale, config.data.name) else None
+    paper = config.paper if comparable(config.scale, dataclasses.asdict(config.data)) else None
     their_ppl, their_bleu = (f" (paper {paper.ppl:.2f})", f" (paper {paper.bleu:.1f})") if paper else ("", "")
     return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"
 
@@ -61,7 +63,10 @@ def caption(table: Table) -> str:
     seeds = ", ".join(map(str, table.seeds)) or "none finished"
     deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
     sentences = [
-        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.",
+        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.{_settings(table)}",
+        f"Of all splits, pairs of at most {table.scale.max_words} words a side." if table.scale.max_words else "",
+        f"Training text: the first {table.scale.pairs:,} of its pairs." if table.scale.pairs else "",
+        f"Precision: {look_up(table.reference, 'config.hardware.precision')}.",
         f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
         "diff is ours minus the paper's.",
         ""
@@ -72,13 +77,39 @@ def caption(table: Table) -> str:
         "40 960: our params if the vocabulary had as many rows as the released code's." if table.comparable else "",
         "BLEU is the paper's recipe (Moses tokens, compounds split, cased), not sacreBLEU 13a.",
         "Row (E): learned positional embedding instead of sinusoids.",
+        rank_sentence(table),
         f"Runs with other settings than a row's, left out: {table.others}." if table.others else "",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
+def _settings(table: Table) -> str:
+    """How text of the paper's name is not the paper's; other text has another name."""
+    data = look_up(table.reference, "config.data")
+    others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
+    return f" Not as in the paper: {'; '.join(others)}." if others else ""
+
+
+def rank_sentence(table: Table) -> str:
+    """Spearman's rho between the paper's rows and ours, for each metric with its interval, or why there is none."""
+    start = "Spearman's ρ between the paper's rows and ours"
+    rows = sum(bool(line.finished) for line in table.lines)
+    if rows < MIN_ROWS:
+        return f"{start}: not enough rows ({rows} finished, at least {MIN_ROWS} needed)."
+    told, drawn = [], "rows"
+    for metric in METRICS:
+        found = rank_correlation(table, metric)
+        if found is None:
+            told.append(f"{metric} none, all rows are equal")
+            continue
+        low, high = map(signed_text, found.interval)
+        told.append(f"{metric} {signed_text(found.rho)} ({low} to {high})")
+        drawn = "rows and seeds" if found.seeds > 1 else "rows alone, since no row has a second seed"
+    return f"{start}: {', '.join(told)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
+
+
 def _vocabulary(table: Table) -> str:
-    if table.data.removesuffix(".released_code").endswith(".paper"):
+    if look_up(table.reference, "config.tokenizer") == "paper":
         return "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
     return "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
 
@@ -126,20 +157,13 @@ def _grid(table: Table, columns: Sequence[Column]) -> list[Text]:
 
 def _markdown(table: Table) -> str:
     columns = [column for column in columns_of(table) if column.group != "letter"]
-    head = [f"{column.title} {column.name}".strip() for column in columns]
-    widths = [max(2, len(name), column.width) for name, column in zip(head, columns, strict=True)]
-
-    def line(texts: Sequence[str]) -> str:
-        cells = zip(texts, widths, columns, strict=True)
-        return f"| {' | '.join(column.pad(_markdown_text(text), width) for text, width, column in cells)} |"
-
-    rules = [
-        "-" * (width - 1) + (":" if column.align == "r" else "-") for width, column in zip(widths, columns, strict=True)
-    ]
-    lines = [line(head), line(rules), *(line([cell.text for cell in row]) for row in rows_of(columns))]
+    head = [_markdown_text(f"{column.title} {column.name}".strip()) for column in columns]
+    rows = [[_markdown_text(cell.text) for cell in row] for row in rows_of(columns)]
+    align = ["right" if column.align == "r" else "left" for column in columns]
+    text = tabulate(rows, head, tablefmt="pipe", colalign=align, disable_numparse=True)
     notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in table.notes]
     below = _markdown_text(caption(table))
-    parts = [f"### {_markdown_text(title(table))}", "\n".join(lines), below, "\n".join(notes)]
+    parts = [f"### {_markdown_text(title(table))}", text, below, "\n".join(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -150,6 +174,12 @@ def _markdown_text(text: str) -> str:
 
 def _csv(table: Table) -> str:
     """Every number in full, and nothing left to a caption."""
+    ranks: dict[str, float | None] = {}
+    for metric in METRICS:
+        found = rank_correlation(table, metric)
+        figures = (found.rho, *found.interval) if found else (None, None, None)
+        names = (f"spearman_{metric.lower()}{end}" for end in ("", "_low", "_high"))
+        ranks |= dict(zip(names, figures, strict=True))
     keys = ("dev.ppl", "dev.bits_per_character", "dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl")
     records = []
     for line in table.lines:
@@ -163,9 +193,10 @@ def _csv(table: Table) -> str:
             name = key.removeprefix("dev.").replace(".", "_")
             record |= {name: value and value.mean, f"{name}_deviation": value and value.deviation}
         record |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
-        record |= {"data": table.data, "scale": table.scale.name} | {
-            f"scale_{name}": factor for name, factor in factors(table.scale).items()
-        }
+        record |= {"data": table.data, "precision": look_up(table.reference, "config.hardware.precision")}
+        record |= {"comparable": table.comparable, "scale": table.scale.name}
+        record |= {f"scale_{name}": value for name, value in dataclasses.asdict(table.scale).items() if name != "name"}
+        record |= ranks
         record |= {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
         records.append(record)
     text = io.StringIO()
@@ -203,7 +234,7 @@ def _latex(table: Table) -> str:
 
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", '"': "''", "…": r"\ldots{}"}
-_LATEX |= {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "Δ": r"$\Delta$", "ε": r"$\epsilon$", "–": "--"}
+_LATEX |= {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "ε": r"$\epsilon$", "–": "--"}
 _LATEX |= {character: f"${character}$" for character in "<>|"}
 _LATEX |= {character: f"\\{character}" for character in "{}$&#_%"}
 

@@ -5,14 +5,15 @@ import json
 import re
 import statistics
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from aiayn import config as configuration
 from aiayn import storage
-from aiayn.config import scaled
-from aiayn.schema import ROWS, Config, Scale, meaning
+from aiayn.schema import MEANING, PATHS, ROWS, Config, Scale, meaning
 
 SCHEMA = 1
 RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"
@@ -20,8 +21,17 @@ LOG = "worker.log"
 
 Status = Literal["finished", "failed", "half-done", "missing"]
 
-# The data of Table 3: on other text, or at another scale, a difference from the paper's numbers says nothing.
-PAPER_DATA = tuple(f"wmt14_en_de{tokens}{code}" for tokens in ("", ".paper") for code in ("", ".released_code"))
+# The data of Table 3: on other text, cut in another way or at another scale, a difference from the paper's numbers says
+# nothing. Precision is no such condition: the paper names none.
+PAPER_DATA = "wmt14_en_de"
+# What a row says of itself.
+_OF_ROW = ("model.", "fidelity.", "training.", "scale.", "decoding.")
+# What all runs of a table share, or they cannot be averaged or compared: all else that a run means, but for its seed.
+# Paths are not among it: the hashes say which text and which vocabulary, wherever a run was trained.
+SHARED = (
+    *sorted(key for key in MEANING - PATHS - {"experiment", "seed"} if not key.startswith(_OF_ROW)),
+    *("sha256.data", "sha256.tokenizer"),
+)
 # The columns that say what a row is: (the paper's symbol, section of the config, field).
 DEFINITION = (
     ("N", "model", "num_layers"),
@@ -37,7 +47,7 @@ DEFINITION = (
 
 _FOLDER = re.compile(r"(?P<experiment>\w[\w.-]*(\+\w+)?)/seed(?P<seed>0|[1-9][0-9]{0,9})", re.ASCII)
 # What the report reads; the rest of a result is for people and may change without a new schema.
-_TABLES = ("config", "config.model", "config.training", "config.scale")
+_TABLES = ("config", "config.model", "config.training", "config.scale", "config.data", "device_seconds")
 _TEXTS = ("experiment", "scale", "data")
 _COUNTS = ("seed", "params", "params_at_40960_rows", "steps")
 _NUMBERS = (
@@ -80,7 +90,8 @@ def read_result(path: Path) -> dict[str, Any]:
     result = _read_json(path)
     if result.get("schema") != SCHEMA or result.get("status") != "finished":
         raise ValueError(f"{path.name}: not a finished result of schema {SCHEMA}")
-    for kind, keys in ((dict, _TABLES), (str, _TEXTS), (int, _COUNTS), (int | float, _NUMBERS)):
+    shared = (str | int, [_place(key) for key in SHARED])
+    for kind, keys in ((dict, _TABLES), (str, _TEXTS), (int, _COUNTS), (int | float, _NUMBERS), shared):
         for key in keys:
             value = look_up(result, key)
             out_of_range = isinstance(value, int | float) and not 0 <= value <= _LARGEST
@@ -89,14 +100,13 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def changed(claims: Mapping[str, Any], result: dict[str, Any] | None) -> list[str]:
-    """What is claimed about a run, but its result's own config denies."""
-    config = (result or {}).get("config", {})
-    values = {key: (look_up(config, key), claim) for key, claim in claims.items()}
-    return [f"{key} was {value}, is {claim}" for key, (value, claim) in values.items() if value != claim]
+def changed(claims: Mapping[str, Any], result: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
+    """What is claimed about a run's meaning or hashes, but its result denies: (key, the result's value, the claim)."""
+    values = ((key, look_up(result or {}, _place(key)), claim) for key, claim in claims.items())
+    return [(key, value, claim) for key, value, claim in values if value != claim]
 
 
-def look_up(result: dict[str, Any], key: str) -> Any:
+def look_up(result: Mapping[str, Any], key: str) -> Any:
     """The value at a dotted key such as `dev.bleu.paper`; None when there is none."""
     value: Any = result
     for part in key.split("."):
@@ -126,7 +136,8 @@ class Line:
     config: Config  # at the paper's own scale
     trained: Config  # at the scale of the table
     runs: tuple[Run, ...]
-    stale: tuple[Run, ...]  # finished, but with values that the row no longer has
+    stale: tuple[Run, ...]  # finished, but not as the row is now, or not under the conditions of the table
+    claims: Mapping[str, Any]  # what is true of every run that counts
 
     @property
     def name(self) -> str:
@@ -152,11 +163,15 @@ class Line:
     @property
     def notes(self) -> list[tuple[str, str, str]]:
         """(run, status, detail) of every run that is not among the figures."""
-        remedy = "delete its folder and train it again"
         notes = []
         for run in self.stale:
-            first, *others = changed(_claims(self.trained), run.result)
-            notes.append((run, "stale", f"{first}{f', and {len(others)} more' if others else ''}: {remedy}"))
+            (key, value, claim), *others = changed(self.claims, run.result)
+            was, now = (str(part)[:12] if key.startswith("sha256.") else part for part in (value, claim))
+            shared = key in SHARED
+            where = ", as in most runs of this table" if shared else ""
+            remedy = f"delete its folder and train it again{', or give it another data.name' if shared else ''}"
+            more = f", and {len(others)} more" if others else ""
+            notes.append((run, "stale", f"{key} was {was}, is {now}{where}{more}: {remedy}"))
         for run in self.runs:
             if run.status == "failed":
                 notes.append((run, "failed", f"{run.cause}; log: {run.log}" if run.log else run.cause))
@@ -180,6 +195,7 @@ class Table:
     scale: Scale
     data: str
     others: int  # runs with other settings than these rows'
+    reference: Mapping[str, Any]  # a result with what all that count share; while there is none, the command's config
 
     @property
     def base(self) -> Line:
@@ -198,7 +214,7 @@ class Table:
     @property
     def comparable(self) -> bool:
         """Whether our figures were made under the paper's conditions."""
-        return comparable(self.scale, self.data)
+        return comparable(self.scale, look_up(self.reference, "config.data"))
 
     @property
     def notes(self) -> list[tuple[str, str, str]]:
@@ -213,15 +229,34 @@ class Table:
         return [None, *(None if base is None or value is None else value - base for value in others)]
 
 
-def table(rows: Mapping[str, Config], runs: Sequence[Run], scale: Scale, data: str) -> Table:
-    """The paper's table of all `rows` (at the paper's own scale) with what `runs` found at `scale` on `data`."""
+def table(run: Config, runs: Sequence[Run]) -> Table:
+    """The paper's table with what `runs` found at the scale, on the data and with the fidelity and precision of `run`.
+
+    Only here it is decided which runs count: those that are as their row is now and share with most others what no row
+    says (SHARED). Where as many share one thing as another, it is what base's first seed has.
+    """
+    rows = configuration.rows(run.fidelity.name)
+    trained = {name: configuration.scaled(dataclasses.replace(rows[name], scale=run.scale)) for name in ROWS}
+    own = {name: [found for found in runs if found.experiment == name] for name in ROWS}
+    as_row = [
+        found.result
+        for name in ROWS
+        for found in own[name]
+        if found.result and not changed(_claims(trained[name]), found.result)
+    ]
+    kinds = Counter(map(_conditions, as_row))
+    # Of kinds with equally many runs the first, and base is the first row
+    most = max(kinds, key=kinds.__getitem__, default=())
+    reference = next((result for result in as_row if _conditions(result) == most), {"config": dataclasses.asdict(run)})
+    shared = dict(zip(SHARED, most, strict=False))
     lines = []
     for name in ROWS:
-        trained = scaled(dataclasses.replace(rows[name], scale=scale))
-        own = [run for run in runs if run.experiment == name]
-        stale = [run for run in own if run.result and changed(_claims(trained), run.result)]
-        lines.append(Line(rows[name], trained, tuple(run for run in own if run not in stale), tuple(stale)))
-    return Table(tuple(lines), scale, data, sum(run.experiment not in rows for run in runs))
+        claims = {**_claims(trained[name]), **shared}
+        stale = [found for found in own[name] if found.result and changed(claims, found.result)]
+        counted = tuple(found for found in own[name] if found not in stale)
+        lines.append(Line(rows[name], trained[name], counted, tuple(stale), claims))
+    others = sum(found.experiment not in rows for found in runs)
+    return Table(tuple(lines), run.scale, configuration.setting(run), others, reference)
 
 
 def row_group(row: str) -> str:
@@ -229,14 +264,30 @@ def row_group(row: str) -> str:
     return row if row in ("base", "big") else f"({row[0].upper()})"
 
 
-def comparable(scale: Scale, data: str) -> bool:
-    """Whether figures of this scale and data may stand beside the paper's."""
-    return data in PAPER_DATA and all(factor == 1 for factor in factors(scale).values())
+def comparable(scale: Scale, data: Mapping[str, Any]) -> bool:
+    """Whether figures of this scale and these data settings may stand beside the paper's."""
+    return not unlike(data, PAPER_DATA) and changes_nothing(scale)
+
+
+def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
+    """The data settings that are not those of a corpus of ours, each with its value and the corpus's."""
+    own = configuration.corpus_settings(corpus).items()
+    return [
+        printable(f"data.{key}={data.get(key)} instead of {value!r}")
+        for key, value in own
+        if f"data.{key}" in MEANING and data.get(key) != value
+    ]
 
 
 def factors(scale: Scale) -> dict[str, float]:
     """What a scale multiplies, and by how much."""
-    return {name: factor for name, factor in dataclasses.asdict(scale).items() if name != "name"}
+    others = ("name", "max_words", "pairs")
+    return {name: factor for name, factor in dataclasses.asdict(scale).items() if name not in others}
+
+
+def changes_nothing(scale: Scale) -> bool:
+    """Whether rows and text are the paper's: every factor is 1, every pair is used."""
+    return all(factor == 1 for factor in factors(scale).values()) and not (scale.max_words or scale.pairs)
 
 
 def _read_run(folder: Path, experiment: str, seed: int) -> Run:
@@ -291,9 +342,14 @@ def _steps_done(metrics: Path) -> int:
 
 
 def _claims(line: Config) -> dict[str, Any]:
-    """What the table says of every run of a line, whatever its seed and its text."""
-    return {
-        key: value
-        for key, value in meaning(line).items()
-        if key.startswith(("model.", "fidelity.", "training.", "scale.", "decoding."))
-    }
+    """What a row says of every run of its line."""
+    return {key: value for key, value in meaning(line).items() if key.startswith(_OF_ROW)}
+
+
+def _conditions(result: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(look_up(result, _place(key)) for key in SHARED)
+
+
+def _place(key: str) -> str:
+    """Where a result holds a hash, or a key of the configuration."""
+    return key if key.startswith("sha256.") else f"config.{key}"

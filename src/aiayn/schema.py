@@ -101,7 +101,7 @@ class Data:
 
 @dataclass
 class Scale:
-    """The dial that multiplies the numbers of every row alike."""
+    """The dial that multiplies the numbers of every row alike, and the part of the corpus that they learn from."""
 
     name: str = _name()
     width: float = _number(1e-6, 1e6)
@@ -110,11 +110,13 @@ class Scale:
     warmup: float = _number(1e-9, 1e6)
     batch: float = _number(1e-9, 1e6)
     learning_rate: float = _number(1e-6, 1e6)
+    max_words: int = _number(0)
+    pairs: int = _number(0)
 
 
 @dataclass
 class Hardware:
-    """Where a run computes; never what it computes."""
+    """Where a run computes, and with how many bits."""
 
     name: str = _name()
     accelerator: str = _one_of("cpu", "gpu")
@@ -123,7 +125,6 @@ class Hardware:
     tokens_per_micro_batch: int = _number(1)
     tokens_per_search: int = _number(1)
     threads: int = _number(1, 4096)
-    attention: str = _one_of("flash", "tiles")
     compile: bool = MISSING
     deterministic: bool = MISSING
 
@@ -135,7 +136,7 @@ class Decoding:
     beam_size: int = _number(1, 1024)
     length_penalty: float = _number(0.0, 10.0)
     max_extra: int = _number(0, 100_000)
-    precision: str = _one_of("full", "bf16", "int8")
+    precision: str = _one_of("full", "bf16")
     compile: bool = MISSING
 
 
@@ -204,31 +205,39 @@ class Config:
     format: str = _one_of("terminal", "md", "csv", "latex", "ctranslate2", "safetensors", "marian")
 
 
+# Where a run's own texts lie: files of another name may hold other sentences, so that they are part of its meaning.
+PATHS = frozenset(f"data.{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target"))
 # What a run's numbers depend on: with another value it is another run, and a resume is refused.
-MEANING = frozenset(
+MEANING = PATHS | frozenset(
     {
         *("experiment", "seed", "tokenizer"),
+        "hardware.precision",  # bfloat16 keeps 8 bits of a product's factors, and 64 bits move every weight
         *(f"model.{key}" for key in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout")),
         "model.learned_positions",
         *(f"fidelity.{key}" for key in ("name", "sinusoids", "target_space", "zero_start", "embedding_rows")),
         *(f"training.{key}" for key in ("max_steps", "warmup_steps", "tokens_per_update", "label_smoothing")),
         *(f"training.{key}" for key in ("learning_rate_factor", "adam_beta1", "adam_beta2", "adam_epsilon")),
         *(f"data.{key}" for key in ("name", "vocab_size", "max_length", "source_language", "target_language")),
-        *(f"data.{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")),
         *(f"scale.{key}" for key in ("name", "width", "layers", "steps", "warmup", "batch", "learning_rate")),
+        *("scale.max_words", "scale.pairs"),
         *(f"decoding.{key}" for key in ("beam_size", "length_penalty", "max_extra", "precision")),
     }
 )
-# What may change under a run: how often it is measured and saved, how it is cut into pieces, where it computes (the
-# sentences of each update stay the same, the sums are rounded in another order) and where it is shown.
+# What may change under a run: how often it is measured and saved, where it computes and where it is shown. Sentences of
+# each update and all formulas stay the same; at most, sums of the same precision are rounded in another order.
 HARMLESS = frozenset(
     {
         *(f"training.{key}" for key in ("dev_every", "checkpoint_every", "keep_checkpoints")),
-        "decoding.compile",
+        "decoding.compile",  # C in place of torch between the same products: the order of sums
         "data.source",  # only where the archives lie: which they are is known by their SHA-256
-        *(f"hardware.{key}" for key in ("name", "accelerator", "devices", "precision", "threads")),
-        *("hardware.attention", "hardware.compile", "hardware.deterministic"),
-        *("hardware.tokens_per_micro_batch", "hardware.tokens_per_search"),
+        "hardware.name",  # no number is read from it
+        "hardware.accelerator",  # other kernels of the same precision: the order of sums
+        "hardware.devices",  # gradients are summed over ranks before the one division: the order of sums
+        "hardware.threads",  # in how many parts a sum is taken: the order of sums
+        "hardware.compile",  # fused kernels: the order of sums
+        "hardware.deterministic",  # which of the equal kernels, so that they sum in the same order each time
+        "hardware.tokens_per_micro_batch",  # into how many parts the sum of an update's gradient is taken
+        "hardware.tokens_per_search",  # sentences searched together, none of which sees another
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
         *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "seconds", "output")),
         *(f"plan.{key}" for key in ("gpu", "gpus", "efficiency", "price_per_hour")),
@@ -269,14 +278,10 @@ def checked(config: Config) -> Config:
         )
     if config.hardware.compile and config.hardware.accelerator == "cpu":
         raise ConfigError("hardware.compile=true: must be false on a CPU, whose own way torch cannot compile")
-    if config.hardware.attention == "tiles" and config.hardware.accelerator == "cpu":
-        raise ConfigError("hardware.attention=tiles: must be flash on a CPU, which takes neither")
     if config.decoding.precision != "full" and config.hardware.precision == "64-true":
         raise ConfigError(
             f"decoding.precision={config.decoding.precision}: must be full with hardware.precision=64-true"
         )
-    if config.decoding.precision == "int8" and config.hardware.accelerator == "gpu":
-        raise ConfigError("decoding.precision=int8: is for a CPU; on a GPU use bf16")
     if config.decoding.compile and config.hardware.accelerator == "gpu":
         raise ConfigError("decoding.compile=true: is for a CPU; on a GPU use false")
     if config.decoding.compile and (config.decoding.precision == "bf16" or config.hardware.precision == "64-true"):

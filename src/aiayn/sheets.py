@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
+from tabulate import tabulate
 
 from aiayn.flops import TERA
 
@@ -33,10 +35,27 @@ class Sheet:
 
     def markdown(self) -> str:
         """The whole as Markdown."""
-        rules = ["---" if number in self.words else "---:" for number in range(len(self.head))]
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (self.head, *self.rows)]
-        lines.insert(1, "|" + "|".join(rules) + "|")
-        return "\n".join([f"### {self.title}", "", *lines, "", *(f"- {line}" for line in self.remarks), ""])
+        align = ["left" if number in self.words else "right" for number in range(len(self.head))]
+        head, *rows = ([cell.replace("|", "\\|") for cell in row] for row in (self.head, *self.rows))
+        text = tabulate(rows, head, tablefmt="pipe", colalign=align, disable_numparse=True)
+        return "\n".join([f"### {self.title}", "", text, "", *(f"- {line}" for line in self.remarks), ""])
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Text that another library has laid out, with a title above it."""
+
+    title: str
+    text: str
+    remarks: Sequence[str] = ()
+
+    def terminal(self) -> Text:
+        """The whole, each line as long as it is."""
+        return Text(f"{self.title}\n{self.text}", no_wrap=True, overflow="ignore")
+
+    def markdown(self) -> str:
+        """The whole as a block of Markdown."""
+        return "\n".join([f"### {self.title}", "", "```", self.text.strip(), "```", ""])
 
 
 def by_line(kind: str, part: dict[str, Any]) -> Sheet:

@@ -1,13 +1,16 @@
 """Table 2 for our runs: BLEU on the test set of averaged checkpoints, and what training them computed."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from aiayn import config, flops, results
 from aiayn.dataset import Dataset
+from aiayn.results import Line, Table
 from aiayn.schema import Config
 
 
@@ -51,17 +54,17 @@ def languages(run: Config) -> str:
     return f"{run.data.source_language}-{run.data.target_language}"
 
 
-def by_time(seconds: float, devices: int, tflops: float) -> float:
-    """Section 6.1: training time, times the number of GPUs, times what one of them computes in a second."""
-    return seconds * devices * tflops * flops.TERA
+def by_time(device_seconds: Mapping[str, float]) -> float | None:
+    """Section 6.1: the seconds of each kind of device, times what one computes in a second; None for an unknown one."""
+    peaks = {device: peak(device) for device in device_seconds}
+    if not device_seconds or None in peaks.values():
+        return None
+    return sum(seconds * (peaks[device] or 0) * flops.TERA for device, seconds in device_seconds.items())
 
 
-def peak(result: dict[str, Any]) -> float | None:
-    """TFLOP/s of the device that a run was trained on; None for one that is not known."""
-    name = str(results.look_up(result, "hardware.accelerator"))
-    if name == "cpu":
-        return flops.CORE.peak * int(results.look_up(result, "config.hardware.threads"))
-    return flops.peak_of(name)
+def peak(device: str) -> float | None:
+    """TFLOP/s of a device by its name, one core of a CPU; None for one that is not known."""
+    return flops.CORE.peak if device == "cpu" else flops.peak_of(device)
 
 
 def span(last: int, every: int, count: int) -> int:
@@ -76,62 +79,63 @@ def published_span(name: str) -> float:
 
 
 def lines(run: Config, dataset: Dataset) -> list[str]:
-    """Table 2 with what is trained and evaluated of the same data, scale, seed and fidelity as `run`."""
+    """Table 2 with what is trained and evaluated of the same data, scale, seed, fidelity and precision as `run`."""
     made_of = f"{config.setting(run)}, {languages(run)}, seed {run.seed}"
-    conditions = "" if _as_published(run) else " (not the paper's conditions)"
-    cells = [HEAD, SUBHEAD, *(tuple(_cells(name, run, dataset)) for name in PAPER)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEAD))]
-    table = ["  ".join(_aligned(row, widths)).rstrip() for row in cells]
+    table = results.table(run, results.read_runs(config.sweep_folder(run)))
+    rows = [line for line in table.lines if line.name in PAPER]
+    conditions = "" if _as_published(table, run) else " (not the paper's conditions)"
+    cells = [HEAD, SUBHEAD, *(tuple(_cells(line, run, dataset)) for line in rows)]
+    align = ["left", *["right"] * (len(HEAD) - 1)]
+    lines = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
     return [
         f"Table 2 at scale {run.scale.name} on {made_of}{conditions}",
-        *table,
+        *(line.rstrip() for line in lines),
         "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Each of the mean of the row's last checkpoints:",
-        *(_averaged(name, run) for name in PAPER),
-        f"FLOPs by time: training time x devices x TFLOPS of one; the paper took {P100} for a P100, we take the peak of"
+        *(_averaged(line, run) for line in rows),
+        f"FLOPs by time: seconds of all devices x TFLOPS of one; the paper took {P100} for a P100, we take the peak of"
         " the data sheet. By count: products for the updates' tokens; the paper's from its steps of 25,000 tokens.",
+        *(f"{status}  {name}: {detail}" for line in rows for name, status, detail in line.notes if status == "stale"),
     ]
 
 
-def _averaged(name: str, run: Config) -> str:
-    row = config.row(name, run)
-    published, training, paper = PAPER[name], row.training, config.rows()[name].training
+def _averaged(line: Line, run: Config) -> str:
+    published, training, paper = PAPER[line.name], line.trained.training, line.config.training
     # How often a run saves is not of its meaning: the command that evaluates it may say otherwise
-    every = results.look_up(_result(row), "config.training.checkpoint_every")
+    every = results.look_up(_counted(line, run.seed), "config.training.checkpoint_every")
     known = isinstance(every, int) and every > 0
     ours = span(training.max_steps, every if known else training.checkpoint_every, published.average)
-    line = (
-        f"  {name}: the last {published.average}, over {ours:,} of {training.max_steps:,} updates;"
-        f" the paper's, one each 10 minutes, over about {round(published_span(name), -2):,.0f} of {paper.max_steps:,}"
+    text = (
+        f"  {line.name}: the last {published.average}, over {ours:,} of {training.max_steps:,} updates;"
+        f" the paper's, one each 10 minutes, over about {round(published_span(line.name), -2):,.0f}"
+        f" of {paper.max_steps:,}"
     )
-    if (name, languages(run)) == ("big", "en-fr"):
-        return line + ", and with dropout 0.1 (6.1)"
-    return line
+    if (line.name, languages(run)) == ("big", "en-fr"):
+        return text + ", and with dropout 0.1 (6.1)"
+    return text
 
 
-def _as_published(run: Config) -> bool:
+def _as_published(table: Table, run: Config) -> bool:
     corpus = f"wmt14_{languages(run).replace('-', '_')}"
-    return run.data.name == corpus and all(factor == 1 for factor in results.factors(run.scale).values())
+    return not results.unlike(table.reference["config"]["data"], corpus) and results.changes_nothing(run.scale)
 
 
-def _cells(name: str, run: Config, dataset: Dataset) -> Iterator[str]:
-    published = PAPER[name]
-    row = config.row(name, run)
-    figures = _read(config.run_folder(row) / f"evaluation-{evaluation(name)}.json")
-    result = _result(row)
+def _cells(line: Line, run: Config, dataset: Dataset) -> Iterator[str]:
+    published, paper = PAPER[line.name], line.config
+    result = _counted(line, run.seed)
+    folder = config.sweep_folder(run) / line.name / f"seed{run.seed}"
+    figures = _read(folder / f"evaluation-{evaluation(line.name)}.json") if result else {}
     yield published.name
     yield f"{published.bleu[languages(run)]:.1f}"
     for kind in ("paper", "sacrebleu", "intl"):
         bleu = results.look_up(figures, f"bleu.{kind}")
         yield f"{bleu:.1f}" if isinstance(bleu, float) else "–"
     yield flops.power(published.flops)
-    tflops = peak(result) if result else None
-    devices = results.look_up(result, "hardware.devices")
-    yield flops.power(by_time(result["train_seconds"], int(devices or 1), tflops)) if tflops else "–"
-    paper = config.rows()[name]
+    timed = by_time(result.get("device_seconds", {}))
+    yield flops.power(timed) if timed else "–"
     tokens = paper.training.max_steps * paper.training.tokens_per_update
     pieces = PIECES[languages(run)]
     yield flops.power(flops.training_flops(paper.model, pieces, tokens, tokens, flops.LENGTH, flops.LENGTH))
-    counted = by_count(row, result, dataset)
+    counted = by_count(line.trained, result, dataset)
     yield flops.power(counted) if counted else "–"
 
 
@@ -146,18 +150,13 @@ def by_count(run: Config, result: dict[str, Any], dataset: Dataset) -> float | N
     return flops.training_flops(run.model, rows, source, target, *lengths)
 
 
-def _result(row: Config) -> dict[str, Any]:
-    run = results.read_run(config.run_folder(row))
-    return (run.result if run else None) or {}
+def _counted(line: Line, seed: int) -> dict[str, Any]:
+    """The result of the row under a seed, if it is among those that the table counts."""
+    return next((run.result for run in line.runs if run.seed == seed and run.result), {})
 
 
 def _is_row(run: Config) -> bool:
     return config.run_folder(run) == config.run_folder(config.row(run.experiment, run))
-
-
-def _aligned(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
-    for number, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        yield cell.rjust(width) if number else cell.ljust(width)
 
 
 def _read(path: Path) -> dict[str, Any]:

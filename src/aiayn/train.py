@@ -1,5 +1,6 @@
 """Trains one run in this process, evaluates it and writes `result.json`."""
 
+import atexit
 import contextlib
 import dataclasses
 import datetime
@@ -18,7 +19,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from pytorch_lightning.strategies import DDPStrategy
 
 from aiayn import checkpoint, config, jobs, progress, storage
 from aiayn.batching import rows_of_part
@@ -93,7 +93,15 @@ def train(run: Config, folder: Path) -> None:
                 module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
             say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
         with view(run, folder, rank) as show:
-            record = Record(folder / "metrics.jsonl", module.updates_done, show, writes=rank == 0)
+            device, devices = devices_at_work(run)
+            record = Record(
+                folder / "metrics.jsonl",
+                module.updates_done,
+                show,
+                writes=rank == 0,
+                device=device,
+                devices=devices,
+            )
             if module.updates_done < run.training.max_steps:
                 fit(run, folder, module, dataset, record, ranks, stop)
             if rank == 0:
@@ -134,16 +142,16 @@ def fit(
         module.transformer.fuse(rows_of_part(*sizes, ranks))
     training, start = run.training, module.updates_done
     pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
-    backend = "gloo" if run.hardware.accelerator == "cpu" else "nccl"
-    # torchrun may have started them on several machines
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    # The only buffers are tables of sinusoids, which each rank grows as its own sentences need
-    ddp = DDPStrategy(process_group_backend=backend, broadcast_buffers=False)
+    on_gpu, local_rank = run.hardware.accelerator == "gpu", int(os.environ.get("LOCAL_RANK", 0))
+    module.ranks = ranks
+    if ranks > 1:
+        device = torch.device("cuda", local_rank) if on_gpu else None
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device)
+        atexit.register(torch.distributed.destroy_process_group)
     trainer = pl.Trainer(
         accelerator=run.hardware.accelerator,
-        devices=here,
-        num_nodes=ranks // here,
-        strategy=ddp if ranks > 1 else "auto",
+        # Lightning trains one device and knows of no other rank: the sum of the gradients and the signals are ours
+        devices=[local_rank] if on_gpu else 1,
         deterministic=deterministic,
         precision=run.hardware.precision,  # type: ignore[arg-type]
         max_steps=training.max_steps - start,
@@ -178,14 +186,14 @@ def fit(
         default_root_dir=folder,
     )
     module.wants_to_stop = lambda: bool(stop.asked)
-    # Signals are ours: Lightning would have ranks tell each other of them before each update, and wait for the answer
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
     updates = LightningUpdates(
         dataset.pairs("train"),
         tokens_per_update=training.tokens_per_update,
         tokens_per_micro_batch=tokens,
         seed=run.seed,
         start=start,
+        rank=int(os.environ.get("RANK", 0)),
+        ranks=ranks,
     )
     trainer.fit(module, datamodule=updates)
 
@@ -219,7 +227,9 @@ def finish(
         "steps": run.training.max_steps,
         "source_tokens": record.source_tokens,
         "target_tokens": record.target_tokens,
+        "epochs": round(record.target_tokens / len(dataset.pairs("train").target_ids), 3),
         "train_seconds": round(record.seconds, 3),
+        "device_seconds": {device: round(passed, 3) for device, passed in record.device_seconds.items()},
         "target_tokens_per_second": round(record.target_tokens / record.seconds, 1),
         "dev": figures,
         "sha256": {
@@ -233,12 +243,20 @@ def finish(
             "cores": os.cpu_count(),
             "threads": run.hardware.threads,
             "devices": run.hardware.devices,
-            "accelerator": torch.cuda.get_device_name() if run.hardware.accelerator == "gpu" else "cpu",
+            "accelerator": record.device,
         },
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     storage.write_json(folder / "result.json", result)
     print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {figures['bleu']['sacrebleu']:.2f}", flush=True)
+
+
+def devices_at_work(run: Config) -> tuple[str, int]:
+    """What a run computes on and how many of them: GPUs by their own name, or `cpu` and the cores of all ranks."""
+    hardware = run.hardware
+    if hardware.accelerator == "gpu":
+        return torch.cuda.get_device_name(), hardware.devices
+    return "cpu", hardware.devices * hardware.threads
 
 
 def versions() -> dict[str, str]:
@@ -256,8 +274,6 @@ def quieten() -> None:
         logging.getLogger(library).setLevel(logging.ERROR)
     # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
     warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-    # torch 2.13's name for it is not torch 2.11's, and with the new one buffers would still be sent once
-    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*is deprecated")
     # Lightning's advice wherever SLURM is installed: the ranks are ours, and srun is not asked for them
     warnings.filterwarnings("ignore", message=".*srun.*command is available")
     # ... and of a GPU that is not asked for; torch's of products in float32 that are not to be rounded

@@ -28,7 +28,7 @@ class AddAndNorm(nn.Module):
         self.norm = nn.LayerNorm(d_model, eps=1e-6)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, sublayer_of_x: Tensor, bits: RandomBits | None) -> Tensor:
+    def forward(self, x: Tensor, sublayer_of_x: Tensor, bits: RandomBits | None = None) -> Tensor:
         """The input of a sub-layer and its output, added and normalised."""
         return self.norm(x + self.dropout(sublayer_of_x, bits))  # type: ignore[no-any-return]
 
@@ -58,7 +58,7 @@ class EncoderLayer(nn.Module):
         self.after_self_attention = AddAndNorm(d_model, dropout)
         self.after_feed_forward = AddAndNorm(d_model, dropout)
 
-    def forward(self, x: Tensor, sentences: Sentences, bits: Sequence[RandomBits | None]) -> Tensor:
+    def forward(self, x: Tensor, sentences: Sentences, bits: Sequence[RandomBits | None] = (None, None)) -> Tensor:
         """x (S, D) to (S, D), with the bits of both dropouts."""
         x = self.after_self_attention(x, self.self_attention(x, sentences, causal=False), bits[0])
         return self.after_feed_forward(x, self.feed_forward(x), bits[1])  # type: ignore[no-any-return]
@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
         memory: Tensor,
         sentences: Sentences,
         memory_sentences: Sentences,
-        bits: Sequence[RandomBits | None],
+        bits: Sequence[RandomBits | None] = (None, None, None),
     ) -> Tensor:
         """x (T, D) and the encoder's output (S, D) to (T, D), with the bits of all three dropouts."""
         x = self.after_self_attention(x, self.self_attention(x, sentences, causal=True), bits[0])
@@ -97,11 +97,11 @@ class DecoderLayer(nn.Module):
         x = self.after_memory_attention(x, looked_up, bits[1])
         return self.after_feed_forward(x, self.feed_forward(x), bits[2])  # type: ignore[no-any-return]
 
-    def layout(self, *, int8: bool, compiled: bool) -> DecoderLayout:
+    def layout(self, *, compiled: bool) -> DecoderLayout:
         """The same for one token at a time."""
         norms = (self.after_self_attention.norm, self.after_feed_forward.norm, self.after_memory_attention.norm)
         return DecoderLayout(
-            self.self_attention, self.memory_attention, self.feed_forward.layers(), norms, int8=int8, compiled=compiled
+            self.self_attention, self.memory_attention, self.feed_forward.layers(), norms, compiled=compiled
         )
 
 
@@ -158,8 +158,7 @@ class LearnedPositions(nn.Embedding):
 class Transformer(nn.Module):
     """Encoder and decoder of N layers each, and one embedding for source, target and softmax (3.4).
 
-    The three arguments before the last turn it into the Transformer of the released code, where that differs from the
-    paper; the last asks for the kernels of `tiles`.
+    The last three arguments turn it into the Transformer of the released code, where that differs from the paper.
     """
 
     def __init__(
@@ -178,7 +177,6 @@ class Transformer(nn.Module):
         sinusoids_in_halves: bool = False,
         target_space: bool = False,
         zero_start: bool = False,
-        in_tiles: bool = False,
     ) -> None:
         super().__init__()
         self.d_model = d_model
@@ -199,7 +197,7 @@ class Transformer(nn.Module):
         # Paper: none; the released code learns a vector for each kind of target and uses the one of its corpus: the
         # first here, since with one kind of target they are all alike
         self.target_spaces = nn.Parameter(nn.init.xavier_uniform_(torch.empty(32, d_model))) if target_space else None
-        self.zero_start, self.in_tiles = zero_start, in_tiles
+        self.zero_start = zero_start
         self.fused_stacks: Callable[..., Tensor] | None = None
         self.fused_rows = 0
 
@@ -224,7 +222,6 @@ class Transformer(nn.Module):
             # The one size that differs from batch to batch
             for sentences in (source, target):
                 torch._dynamo.mark_dynamic(sentences.borders, 0)
-                torch._dynamo.mark_dynamic(sentences.offsets, 0)
         of_source = self._bits("source", 1 + 2 * len(self.encoder), seed_and_update, batch.first_source, source)
         of_target = self._bits("target", 1 + 3 * len(self.decoder), seed_and_update, batch.first_target, target)
         ids, target_input = source.fill(batch.source), target.fill(batch.target_input)
@@ -285,16 +282,13 @@ class Transformer(nn.Module):
         """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
         return product(hidden, self.embedding.weight)
 
-    def laid_out(self, *, int8: bool = False, compiled: bool = False) -> Decoder:
-        """The decoder for a search, as its weights are now.
-
-        `int8` is what `fixed_product` makes of it; with `compiled`, for float32 on a CPU, `kernels` does the rest.
-        """
+    def laid_out(self, *, compiled: bool = False) -> Decoder:
+        """The decoder for a search, as its weights are now; with `compiled`, for float32 on a CPU, by `kernels`."""
         assert not self.training, "dropout would be on: call model.eval()"
-        layouts = [layer.layout(int8=int8, compiled=compiled) for layer in self.decoder]  # type: ignore[operator]
+        layouts = [layer.layout(compiled=compiled) for layer in self.decoder]  # type: ignore[operator]
         kernels = [layer.kernel() for layer in self.encoder] if compiled else []  # type: ignore[operator]
         encode = partial(self._memory, kernels)
-        return Decoder(layouts, encode, self._embed_at, self.embedding.weight, int8=int8, compiled=compiled)
+        return Decoder(layouts, encode, self._embed_at, self.embedding.weight, compiled=compiled)
 
     def _memory(self, kernels: list[LayerKernel], source: Tensor, offsets: Tensor) -> tuple[Tensor, Sentences]:
         sentences = self._source(source, offsets)
@@ -329,7 +323,7 @@ class Transformer(nn.Module):
     def _filled(self, tokens: Tensor, offsets: Tensor, rows: int) -> Sentences:
         """The sentences with a multiple of `rows` rows, or if that is 0 with one of few numbers of them."""
         filled = -(-len(tokens) // rows) * rows if rows else static_rows(len(tokens))
-        return Sentences(offsets, filled, tokens.device, in_tiles=self.in_tiles)
+        return Sentences(offsets, filled, tokens.device)
 
     def _embed_at(self, tokens: Tensor, position: int) -> Tensor:
         self.target_positions.reach(position + 1)

@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aiayn import config, jobs
+from aiayn import config, jobs, storage
 from aiayn.results import row_group
 from aiayn.schema import Config
 
@@ -42,6 +43,14 @@ def samples(*sides: list[str]) -> list[list[str]]:
     """Sentences from all over the dev set, each with its source, its reference and our translation."""
     places = range(0, len(sides[0]), max(1, len(sides[0]) // SAMPLES))[:SAMPLES]
     return [[side[place] for side in sides] for place in places]
+
+
+def identity(folder: Path) -> str:
+    """The run's id in W&B: drawn when it is first shown and kept in its folder, so that a run made anew has another."""
+    path = folder / "wandb.id"
+    if not path.exists():
+        storage.write_text(path, secrets.token_hex(8) + "\n")
+    return path.read_text().strip()
 
 
 @contextmanager
@@ -109,12 +118,13 @@ class View:
             mode="online" if run.wandb.mode == "online" else "offline",
             dir=self.folder,
             # An agent of `wandb sweep` waits for the run that it has named: W&B takes WANDB_RUN_ID
-            id=None if os.environ.get("WANDB_SWEEP_ID") else f"{group(run)}-{row}-seed{run.seed}".replace("+", "-"),
+            id=None if os.environ.get("WANDB_SWEEP_ID") else identity(self.folder),
             name=f"{row} seed {run.seed}",
             group=group(run),
             job_type="train",
             tags=sorted({run.experiment, row_group(run.experiment), run.scale.name, config.setting(run)}),
-            config=dataclasses.asdict(run) | {ROW_GROUP: row_group(run.experiment)},
+            # With what differs from the row in its name: the dashboard takes means over what has one name
+            config=dataclasses.asdict(run) | {"experiment": row, ROW_GROUP: row_group(run.experiment)},
             resume="allow",
             settings=wandb.Settings(init_timeout=60, console="off"),
         )

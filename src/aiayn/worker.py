@@ -34,6 +34,8 @@ def as_rank(run: Config) -> int:
     if os.environ["RANK"] != "0":
         return train.main(folder, run)
     with jobs.claim(run):
+        if jobs.is_finished(run):  # the other ranks do not know, and would wait for this one
+            raise storage.InUse(f"{folder}: another command has just finished it; nothing is left to do")
         storage.remove(folder / "failure.json")
         storage.write_text(folder / "config.yaml", config.to_yaml(run))
         code = train.main(folder, run)

@@ -1,17 +1,17 @@
 """How Hydra's multirun becomes worker processes. Hydra takes plugins only from packages named `hydra_plugins`."""
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+# Hydra's grid of overrides, which no public name has
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 # What takes seconds to import is imported where it is used: Hydra loads this file for every command
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ class Rows(BasicSweeper):
             return self.launcher.launch(points, initial_job_idx=0)
         with cli.one_line_errors():
             runs = checked(self.hydra_context, self.config, points)
-        if isinstance(self.launcher, SlurmDryRun):
-            return self.launcher.launch([points[number] for number in launcher.unfinished(runs)], initial_job_idx=0)
         code = launcher.hand_over(runs, lambda numbers: self.codes([points[number] for number in numbers]))
         if code:
             sys.exit(code)
@@ -111,38 +109,4 @@ class SideBySide(Launcher):
         code = sweep.work_through()
         if code != jobs.DONE:
             sys.exit(code)
-        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=0) for o in job_overrides]
-
-
-class SlurmDryRun(Launcher):
-    """Prints what hydra/launcher=slurm would hand to sbatch, and submits nothing."""
-
-    def __init__(self, **options: Any) -> None:
-        plain = {key: OmegaConf.to_object(v) if OmegaConf.is_config(v) else v for key, v in options.items()}
-        self.options: dict[str, Any] = {key: value for key, value in plain.items() if value is not None}
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Nothing: no run is composed."""
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Prints the file that submitit would write for these runs, and which run is which job of the array."""
-        if not job_overrides:
-            print("# nothing to submit: every run is finished")
-            return []
-        from submitit.slurm import slurm
-
-        class Executor(slurm.SlurmExecutor):  # type: ignore[misc]
-            """As on a machine that has SLURM, wherever it is asked."""
-
-            @classmethod
-            def affinity(cls) -> int:
-                return 1
-
-        executor = Executor(self.options.pop("submitit_folder"), self.options.pop("max_num_timeout"))
-        executor.update_parameters(**executor._convert_parameters(self.options))
-        if len(job_overrides) > 1:
-            executor.parameters["map_count"] = len(job_overrides)
-        print(executor._make_submission_file_text(executor._submitit_command_str, ""))
-        for number, overrides in enumerate(job_overrides):
-            print(f"# {number}: aiayn train {shlex.join(overrides)}")
         return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=0) for o in job_overrides]

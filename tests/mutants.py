@@ -1,0 +1,282 @@
+"""Edits of the source, each with the test that must notice it: `python tests/mutants.py [number or part of name ...]`.
+
+A mutant that survives is a property which no test holds. Nothing is edited but a temporary copy of the checkout.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("src", "conf", "experiments", "sweeps", "tests", ".ci", "pyproject.toml", "constraints.txt")
+COPIED += ("Makefile", "README.md", "LICENSE")
+LONGEST_SECONDS = 300
+PASSED, FAILED = 0, 1  # pytest's exit codes; all others mean that no test ran
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old`, which stands once in `file`, becomes `new`; `test`, not a slow one, must fail then."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTANTS = (
+    Mutant(
+        "attention scores are not divided by sqrt(d_k)",
+        "src/aiayn/attention.py",
+        ".mul_(queries.size(-1) ** -0.5)",
+        "",
+        "tests/test_attention.py::test_eq_1_by_hand",
+    ),
+    Mutant(
+        "a position sees the next one",
+        "src/aiayn/attention.py",
+        ".triu_(1)",
+        ".triu_(2)",
+        "tests/test_transformer.py::test_a_later_target_token_never_changes_an_earlier_logit",
+    ),
+    Mutant(
+        "padding is attended to",
+        "src/aiayn/attention.py",
+        "_forbid(self._padding[:, None, None])",
+        "_forbid(self._padding[:, None, None] & False)",
+        "tests/test_transformer.py::test_sentences_in_one_batch_equal_sentences_alone",
+    ),
+    Mutant(
+        "label smoothing spreads over V tokens, the target among them",
+        "src/aiayn/loss.py",
+        "label_smoothing / (vocab_size - 1)",
+        "label_smoothing / vocab_size",
+        "tests/test_loss.py::test_loss_and_nats_by_hand",
+    ),
+    Mutant(
+        "the perplexity is that of the smoothed loss",
+        "src/aiayn/loss.py",
+        ".to(wide), nats",
+        ".to(wide), extra * nats + share * all_nats",
+        "tests/test_loss.py::test_smoothing_changes_the_loss_but_not_the_nats",
+    ),
+    Mutant(
+        "Adam's beta2 is torch's",
+        "conf/config.yaml",
+        "adam_beta2: 0.98",
+        "adam_beta2: 0.999",
+        "tests/test_config.py::test_the_base_row_has_the_papers_values",
+    ),
+    Mutant(
+        "the learning rate falls from the start",
+        "src/aiayn/schedule.py",
+        "min(step**-0.5, step * warmup_steps**-1.5)",
+        "step**-0.5",
+        "tests/test_schedule.py::test_eq_3_by_hand",
+    ),
+    Mutant(
+        "the norm stands before the residual sum",
+        "src/aiayn/transformer.py",
+        "self.norm(x + self.dropout(sublayer_of_x))",
+        "x + self.norm(self.dropout(sublayer_of_x))",
+        "tests/test_transformer.py::test_it_is_torch_s_transformer_with_dropout_in_the_two_places_only",
+    ),
+    Mutant(
+        "dropout falls on the residual sum",
+        "src/aiayn/transformer.py",
+        "self.norm(x + self.dropout(sublayer_of_x))",
+        "self.norm(self.dropout(x + sublayer_of_x))",
+        "tests/test_transformer.py::test_it_is_torch_s_transformer_with_dropout_in_the_two_places_only",
+    ),
+    Mutant(
+        "embeddings are not multiplied by sqrt(d_model)",
+        "src/aiayn/transformer.py",
+        "self.embedding(tokens) * self.d_model**0.5",
+        "self.embedding(tokens)",
+        "tests/test_transformer.py::test_it_is_torch_s_transformer_with_dropout_in_the_two_places_only",
+    ),
+    Mutant(
+        "the decoder sees the token that it is to predict",
+        "src/aiayn/batching.py",
+        "target_input[1:] = target[:-1]",
+        "target_input[:] = target",
+        "tests/test_batching.py::test_the_decoder_input_is_the_target_offset_by_one_inside_each_sentence",
+    ),
+    Mutant(
+        "the length penalty counts from 6",
+        "src/aiayn/beam_search.py",
+        "return ((5 + length) / 6) ** length_penalty",
+        "return ((6 + length) / 6) ** length_penalty",
+        "tests/test_beam_search.py::test_the_score_is_the_penalised_teacher_forced_log_probability",
+    ),
+    Mutant(
+        "a beam stops at its first finished hypothesis",
+        "src/aiayn/beam_search.py",
+        "return log_probability / longest_penalty",
+        "return log_probability - torch.inf",
+        "tests/test_beam_search.py::test_the_search_equals_a_slow_one_without_cache_batch_or_early_stop",
+    ),
+    Mutant(
+        "BLEU leaves German compounds whole",
+        "src/aiayn/metrics.py",
+        'return language == "de"',
+        "return False",
+        "tests/test_metrics.py::test_paper_tokens_are_moses_tokens_with_compounds_split",
+    ),
+    Mutant(
+        "each rank divides by its own tokens",
+        "src/aiayn/lightning_model.py",
+        "(loss / update.target_tokens).backward()",
+        "(loss / len(batch.target)).backward()",
+        "tests/test_lightning_model.py::test_1_against_500_target_tokens_weigh_1_and_500_and_a_mean_of_means_would_show",
+    ),
+    Mutant(
+        "a resumed run repeats its last update",
+        "src/aiayn/lightning_model.py",
+        'self.updates_done = checkpoint["updates_done"]',
+        'self.updates_done = checkpoint["updates_done"] - 1',
+        "tests/test_lightning_model.py::test_a_restored_run_goes_on_bit_for_bit",
+    ),
+    Mutant(
+        "a resumed run forgets Adam's moments",
+        "src/aiayn/lightning_model.py",
+        'self.restored = checkpoint["optimizer_states"]',
+        "self.restored = []",
+        "tests/test_lightning_model.py::test_a_restored_run_goes_on_bit_for_bit",
+    ),
+    Mutant(
+        "a checkpoint with any hash is intact",
+        "src/aiayn/checkpoint.py",
+        "return hash_file.read_bytes().split()[:1] == [storage.sha256(path).encode()]",
+        "return True",
+        "tests/test_checkpoint.py::test_a_damaged_newest_is_named_and_the_one_before_is_used",
+    ),
+    Mutant(
+        "the mean of checkpoints is their sum",
+        "src/aiayn/checkpoint.py",
+        "total.pop(name) / len(paths)",
+        "total.pop(name)",
+        "tests/test_evaluate.py::test_the_mean_of_two_checkpoints_is_the_mean_of_their_weights",
+    ),
+    Mutant(
+        "the plan drops the last sentence of an epoch",
+        "src/aiayn/batching.py",
+        "order = pool[order]\n",
+        "order = pool[order[:-1]]\n",
+        "tests/test_batching.py::test_an_epoch_has_every_sentence_once_and_no_side_of_an_update_is_over_the_budget",
+    ),
+    Mutant(
+        "every result is up to date",
+        "src/aiayn/results.py",
+        "if value != claim]",
+        "if False]",
+        "tests/test_results.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
+    ),
+)
+
+
+def main(chosen: Sequence[str]) -> int:
+    """Prints what became of each mutant; 1 if any survives, or a test fails without one."""
+    table = list(enumerate(MUTANTS, 1))
+    unknown = [word for word in chosen if not any(is_meant(word, number, mutant) for number, mutant in table)]
+    if unknown:
+        print(f"no mutant is called {', '.join(unknown)}; give numbers from 1 to {len(table)} or parts of names")
+        return 2
+    table = [row for row in table if not chosen or any(is_meant(word, *row) for word in chosen)]
+    fates = fates_of([mutant for _, mutant in table])
+    for (number, mutant), fate in zip(table, fates, strict=True):
+        print(f"{number:3}  {fate:9}  {mutant.name}  ({mutant.test})")
+    print(f"{fates.count('killed')} of {len(fates)} killed")
+    return int(set(fates) != {"killed"})
+
+
+def is_meant(word: str, number: int, mutant: Mutant) -> bool:
+    """Whether a word of the command line means this mutant."""
+    return word == str(number) if word.isdecimal() else word.lower() in mutant.name.lower()
+
+
+def fates_of(mutants: Sequence[Mutant]) -> list[str]:
+    """`killed` or `survived` for each.
+
+    Raises RuntimeError where a test fails without a mutant too, or where none runs.
+    """
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy_checkout(Path(folder))
+        outcome, said = run_tests(Path(folder), sorted({mutant.test for mutant in mutants}))
+        if outcome != PASSED:
+            raise RuntimeError(f"without any mutant, pytest ended with {outcome}:\n{said}")
+        return [fate_of(mutant, Path(folder)) for mutant in mutants]
+
+
+def fate_of(mutant: Mutant, checkout: Path) -> str:
+    """What the mutant's test says of it; `checkout` is as before afterwards."""
+    path = checkout / mutant.file
+    original = path.read_text()
+    path.write_text(mutated(mutant, original))
+    try:
+        outcome, said = run_tests(checkout, [mutant.test])
+    finally:
+        path.write_text(original)
+    if outcome not in (PASSED, FAILED):
+        raise RuntimeError(f"{mutant.name}: pytest ended with {outcome}:\n{said}")
+    return "survived" if outcome == PASSED else "killed"
+
+
+def mutated(mutant: Mutant, text: str) -> str:
+    """The text with the edit. Raises ValueError where `old` does not stand in it exactly once, or it is no Python."""
+    if text.count(mutant.old) != 1:
+        raise ValueError(f"{mutant.name}: {mutant.file} has {mutant.old!r} {text.count(mutant.old)} times, not once")
+    edited = text.replace(mutant.old, mutant.new)
+    if PurePosixPath(mutant.file).suffix == ".py":
+        compile(edited, mutant.file, "exec")
+    return edited
+
+
+def copy_checkout(to: Path) -> None:
+    """Puts a copy of the source and the tests into an empty folder, so laid out that `src` alone is the package."""
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(ROOT / name, to / name)
+    packages = tomllib.loads((to / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    for package, folder in packages.items():
+        inside = to / "src" / Path(*package.split("."))
+        if not inside.exists():  # what an editable installation maps from elsewhere: it would be the original's
+            inside.symlink_to(to / folder)
+
+
+def run_tests(checkout: Path, tests: Iterable[str]) -> tuple[int, str]:
+    """Pytest's exit code and output, with the checkout's own package and without slow tests."""
+    # No bytecode: it is chosen by size and second, which an edit may leave as they were
+    environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests]
+    process = subprocess.Popen(
+        command,
+        cwd=checkout,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=LONGEST_SECONDS)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+    return process.returncode, said
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
