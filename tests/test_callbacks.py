@@ -1,5 +1,6 @@
 """Beside the updates: each recorded once, dev and checkpoints at the right ones, no noise in a log."""
 
+import contextlib
 import json
 import math
 import os
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aiayn import callbacks, checkpoint, progress, storage
+from aiayn import callbacks, checkpoint, progress, signals, storage
 from aiayn.callbacks import Bar, Dev, Save
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import NonFinite
@@ -47,10 +48,12 @@ def trainer():
     return found
 
 
-def run(trainer, parts, numbers) -> None:
-    for part in parts:
+def run(trainer, parts, numbers, starts: bool = True) -> None:
+    for part in parts if starts else ():
         part.on_train_start(trainer, MODULE)
     for number in numbers:
+        for part in parts:
+            part.on_train_batch_start(trainer, MODULE, update(number), number)
         for part in parts:
             part.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
 
@@ -218,7 +221,7 @@ def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, na
     run(trainer, [record, save], range(2))
     os.kill(os.getpid(), getattr(signal, name))
     with pytest.raises(Interrupted, match=f"stopped by {name} after update 3"):
-        run(trainer, [record, save], range(2, LAST))
+        run(trainer, [record, save], range(2, LAST), starts=False)
     assert trainer.saved == [checkpoint.path_of(tmp_path / "checkpoints", 3)]
     assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
@@ -229,7 +232,7 @@ def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
     save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
     run(trainer, [record, save], range(LAST - 1))
     os.kill(os.getpid(), signal.SIGTERM)
-    run(trainer, [record, save], range(LAST - 1, LAST))
+    run(trainer, [record, save], range(LAST - 1, LAST), starts=False)
     assert trainer.saved == [checkpoint.path_of(tmp_path / "checkpoints", LAST)]
 
 
@@ -244,7 +247,7 @@ def test_a_rank_stops_when_another_was_asked_to_once_the_checkpoint_is_whole(tra
     run(trainer, [record, save], range(2))
     monkeypatch.setattr(MODULE, "one_wants_to_stop", True)
     with pytest.raises(Interrupted, match="another rank after update 3"):
-        run(trainer, [record, save], range(2, LAST))
+        run(trainer, [record, save], range(2, LAST), starts=False)
     assert saved_at_barrier == [checkpoint.path_of(tmp_path / "checkpoints", 3)]
 
 
@@ -269,8 +272,56 @@ def test_a_rank_that_was_asked_to_stop_waits_until_all_know(trainer, tmp_path, m
     save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
     run(trainer, [record, save], range(1))
     os.kill(os.getpid(), signal.SIGTERM)
-    run(trainer, [record, save], range(1, 3))
+    run(trainer, [record, save], range(1, 3), starts=False)
     assert trainer.saved == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_before_the_first_update_a_signal_interrupts_one_process_at_once_and_ranks_together(trainer, tmp_path, ranks):
+    """Planning an epoch takes seconds, and nothing is lost by then."""
+    trainer.world_size = ranks
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    with signals.interrupting(), StopFlag() as stop:
+        save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, stop)
+        save.on_train_start(trainer, MODULE)
+        with pytest.raises(Interrupted) if ranks == 1 else contextlib.nullcontext():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked == ("" if ranks == 1 else "SIGTERM")
+        save.on_train_batch_start(trainer, MODULE, update(0), 0)
+        os.kill(os.getpid(), signal.SIGTERM)  # control: from the first update on it only sets the flag
+        assert stop.asked == "SIGTERM"
+
+
+def test_a_signal_while_the_trainer_is_built_ends_it_before_the_first_update(trainer, tmp_path):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    with StopFlag() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+            Save(record, tmp_path / "checkpoints", 100, 3, LAST, stop).on_train_start(trainer, MODULE)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "gap", "not UTF-8", "not JSON"])
+def test_a_run_does_not_continue_with_a_record_that_lacks_updates(trainer, tmp_path, damage):
+    path = tmp_path / "metrics.jsonl"
+    record = Record(path, 0, lambda row: None, writes=True)
+    run(trainer, [record], range(5))
+    record.flush()
+    lines = path.read_bytes().splitlines(keepends=True)
+    Record(path, 5, lambda row: None, writes=True)  # control: the whole one is taken
+    contents = {
+        "short": lines[:3],
+        "gap": [*lines[:2], *lines[3:]],
+        "not UTF-8": [*lines[:2], b'{"step": 3, "x": "\xff"}\n', *lines[3:]],
+        "not JSON": [*lines[:2], b"{\n", *lines[3:]],
+    }
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"".join(contents[damage]))
+    found = {"missing": "update 1 is missing", "short": "update 4 is missing", "gap": "update 3 is missing"}
+    words = found.get(damage, "is damaged")
+    with pytest.raises(storage.StorageError, match=rf"metrics\.jsonl.*{words}.*delete its folder"):
+        Record(path, 5, lambda row: None, writes=True)
 
 
 @pytest.mark.parametrize("differ", [False, True])
@@ -326,7 +377,7 @@ def test_the_bar_prints_nothing_per_update_into_a_log(trainer, tmp_path, capsys)
 
 def test_the_log_tells_now_and_then_where_the_run_is_and_how_long_it_takes(trainer, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
-    record = Record(tmp_path / "metrics.jsonl", 4, lambda row: None, writes=True)
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
     bar = Bar(record, "base", 4, LAST)
     run(trainer, [bar], range(4, LAST))
     lines = capsys.readouterr().out.splitlines()

@@ -2,6 +2,8 @@
 
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from hydra.core.singleton import Singleton
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aiayn import cli, config, corpus, jobs, schema, storage
+from aiayn import cli, config, corpus, jobs, schema, signals, storage
 
 MANUALS = [["--help"], *([command, "--help"] for command in cli.COMMANDS)]
 
@@ -212,7 +214,6 @@ def test_no_override_whatever_ends_in_a_traceback(tmp_path_factory, overrides):
     ("error", "code"),
     [
         (config.ConfigError("x"), 2),
-        (ValueError("x"), 2),
         (corpus.DataError("x"), 4),
         (storage.StorageError("x"), 5),
         (OSError("x"), 5),
@@ -222,19 +223,38 @@ def test_an_error_that_a_user_can_cause_has_the_exit_code_of_its_kind(error, cod
     assert cli.explained(error) == (code, "x")
 
 
-def test_an_error_that_only_we_can_cause_keeps_its_traceback():  # control
-    with pytest.raises(ZeroDivisionError):
-        cli.explained(ZeroDivisionError())
+@pytest.mark.parametrize("error", [ZeroDivisionError("x"), ValueError("x"), TypeError("x"), KeyError("x")])
+def test_an_error_that_only_we_can_cause_keeps_its_traceback(error):  # control
+    """Of numpy, of torch, or of ours: a line without a place would help nobody."""
+    with pytest.raises(type(error)):
+        cli.explained(error)
 
 
-def test_ctrl_c_in_any_command_is_one_line_and_75(tmp_path, monkeypatch):
+COMMANDS_WITHOUT_TRAINING = [command for command in cli.COMMANDS if command != "train"]
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITHOUT_TRAINING)
+def test_a_signal_in_any_command_is_one_line_and_75(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    main = f"aiayn.{cli.MODULES.get(command, command)}.main"
+    monkeypatch.setattr(main, lambda run: os.kill(os.getpid(), signal.SIGTERM))
+    with signals.interrupting():
+        assert run_main(command) == (75, "")
+    assert capsys.readouterr().err == "aiayn: stopped by SIGTERM; repeat the command to go on from here\n"
 
-    def interrupted(run):
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr("aiayn.table.main", interrupted)
-    assert run_main("table") == (75, "stopped; repeat the command")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("seconds", [0.05, 0.4])
+def test_a_signal_while_a_command_is_imported_is_one_line_and_75(number, seconds, tmp_path):
+    code = (
+        "import sys, threading, os\nfrom aiayn import __main__\n"
+        f"threading.Timer({seconds}, os.kill, (os.getpid(), {int(number)})).start()\n"
+        "sys.argv = ['aiayn', 'bench']\n__main__.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (75, "")
+    assert done.stderr == f"aiayn: stopped by {number.name}; repeat the command to go on from here\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -278,8 +298,43 @@ def test_a_flag_between_two_words_is_understood(aiayn):
         hydra._internal.utils.get_args_parser().parse_args(words)
 
 
-def test_a_reader_that_has_had_enough_is_no_error(tmp_path):
+READ = [
+    ("--help", ""),
+    ("train --help", ""),
+    ("train --cfg job", ""),
+    ("table", ""),
+    ("table format=md", ""),
+    ("plan", ""),
+    ("trian", "'trian' is no command"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), READ, ids=[words for words, _ in READ])
+def test_a_reader_that_leaves_early_is_no_error(words, line, tmp_path):
+    """One that is gone before the first word: what it would have read may fit into the pipe."""
+    command = f"{{ sleep 0.1; {sys.executable} -m aiayn {words}; echo $? >&2; }} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)
+    *printed, code = done.stderr.splitlines()
+    assert "Traceback" not in done.stderr
+    assert len(printed) == bool(line)
+    assert line in done.stderr
+    assert code in ("2" if line else str(128 + signal.SIGPIPE), "1")  # 1: rich ends for itself
+
+
+def test_the_first_lines_reach_a_reader_that_wants_no_more(tmp_path):
     command = f"{sys.executable} -m aiayn table | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.startswith("Table 3 at scale mini")
     assert done.stderr == ""
+
+
+def test_a_training_whose_reader_leaves_ends_without_a_word_and_goes_on_later(toy, tmp_path, aiayn):
+    words = ["train", *toy, "training.max_steps=7"]
+    command = shlex.join([sys.executable, "-m", "aiayn", *words])
+    bash = ["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(bash, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{128 + signal.SIGPIPE}\n", "")
+    folder = config.run_folder(config.compose_row(*words[1:]))
+    assert not (folder / "failure.json").exists()
+    aiayn(*words)
+    assert (folder / "result.json").exists()

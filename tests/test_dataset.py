@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from aiayn import dataset, storage
 from aiayn.corpus import DataError, Files, Selection, fingerprints, read_pairs
 from aiayn.dataset import SIDES, SPLITS, Dataset, Lengths, Origin, _packed, prepare
-from aiayn.signals import Interrupted, StopFlag
+from aiayn.signals import Interrupted, interrupting
 from aiayn.tokenizer import EOS, Tokenizer
 
 MAX_LENGTH = 23
@@ -69,8 +69,8 @@ def text(tmp_path_factory) -> Path:
 
 def prepare_here(folder: Path, text: Path, **changed: Any) -> Dataset:
     splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
-    settings = {"vocab_size": VOCAB_SIZE, "max_length": MAX_LENGTH} | changed
-    return prepare(folder, Origin(fingerprints(splits), lambda: splits), **settings, progress=lambda message: None)
+    settings = {"vocab_size": VOCAB_SIZE, "max_length": MAX_LENGTH, "progress": lambda message: None} | changed
+    return prepare(folder, Origin(fingerprints(splits), lambda: splits), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_bytes_do_not_depend_on_hash_seed_locale_threads_or_folder(tmp_path, tex
     assert contents(tmp_path / "small") == contents(prepared.folder)
 
 
-@pytest.mark.parametrize("write", [1, 2, 9, 18])
+@pytest.mark.parametrize("write", [1, 2, 9, 18, 22])
 def test_a_kill_at_any_write_then_again_gives_the_same_files(tmp_path, text, prepared, write) -> None:
     assert prepare_elsewhere(tmp_path / "small", text, dies_at=write)[0] == -signal.SIGKILL
     with pytest.raises(DataError, match="holds no prepared data: `aiayn prepare` with the same words"):
@@ -273,11 +273,14 @@ def test_whatever_point_it_dies_at_the_next_process_ends_with_the_same_files(
 
     def keep(point: str, path: Path) -> None:
         states.append(Path(shutil.copytree(path.parent, tmp_path / f"{len(states)}-{point}" / "small")))
+        for written in states[-1].glob(".*.tmp"):  # by this process, which lives; above every number of a process
+            written.rename(written.with_name(written.name.replace(f".{os.getpid()}.", f".{2**22 + 1}.")))
 
     monkeypatch.setattr(storage, "fault", keep)
     prepare_here(tmp_path / "small", text)
     monkeypatch.undo()
-    assert len(states) == 1 + 4 * len(contents(prepared.folder)) - 4  # the lock; each file but the lock
+    files = len(contents(prepared.folder)) - 2  # but the lock, and the manifest, which is written after each stage
+    assert len(states) == 1 + 4 * (files + 4) + 2
     for state in states:
         whole = contents(state).keys() >= contents(prepared.folder).keys()
         assert whole == (state == states[-1])  # the manifest's name comes last
@@ -322,34 +325,71 @@ def test_of_several_processes_at_once_one_works_and_the_others_wait(tmp_path, te
     assert {output.split()[-1] for output in outputs} == {prepared.sha256}
 
 
-def test_who_waits_for_another_process_says_so_and_heeds_a_signal(tmp_path, text) -> None:
+def test_who_waits_for_another_process_says_so_and_a_signal_ends_the_wait(tmp_path) -> None:
     origin, folder, told = Origin({}, pytest.fail), tmp_path / "small", []
-    with ExitStack() as owner, StopFlag() as stop:
+    with ExitStack() as owner, interrupting():
         owner.enter_context(storage.lock(folder / ".lock", wait=False))
 
         def tell(message: str) -> None:
             told.append(message)
             os.kill(os.getpid(), signal.SIGTERM)
-            owner.close()  # who does not heed gets the lock
+            owner.close()  # whoever goes on gets the lock
 
         with pytest.raises(Interrupted):
-            prepare(folder, origin, VOCAB_SIZE, MAX_LENGTH, tell, heed=stop.heed)
+            prepare(folder, origin, VOCAB_SIZE, MAX_LENGTH, tell)
     assert told == [f"waiting: {folder} is in use by process {os.getpid()} on {os.uname().nodename}"]
 
 
-def test_a_signal_is_heeded_while_the_text_is_read(tmp_path, text, prepared) -> None:
-    left = [Interrupted("in the middle"), *[None] * 53]
+STAGES = ("learning", "train: 97 pairs", "dev: 13 pairs", "test: 11 pairs")
 
-    def heed() -> None:
-        if stopped := left.pop():
-            raise stopped
 
-    with pytest.raises(Interrupted, match="in the middle"):
-        prepare_here(tmp_path / "small", text, heed=heed)
-    assert contents(tmp_path / "small") == {".lock": b""}
-    left = [None] * 97  # control: as often as there are lines
-    assert prepare_here(tmp_path / "small", text, heed=heed).sha256 == prepared.sha256
-    assert left == []
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_signal_ends_every_stage_and_the_same_call_goes_on_after_the_last_complete_one(
+    tmp_path, text, prepared, stage
+) -> None:
+    """A split's message comes before its files have their names."""
+    told: list[str] = []
+
+    def tell(message: str) -> None:
+        told.append(message)
+        if message.startswith(stage):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with interrupting(), pytest.raises(Interrupted, match="stopped by SIGTERM"):
+        prepare_here(tmp_path / "small", text, progress=tell)
+    assert told[-1].startswith(stage)
+    assert {path.name for path in (tmp_path / "small").iterdir()} <= {*contents(prepared.folder), ".manifest.part"}
+    told.clear()
+    assert prepare_here(tmp_path / "small", text, progress=told.append).sha256 == prepared.sha256
+    assert contents(tmp_path / "small") == contents(prepared.folder)
+    before = ["tokenizer", "train", "dev"][: STAGES.index(stage)]
+    assert [message for message in told if "complete before" in message] == [f"{s}: complete before" for s in before]
+    assert [message.split()[0] for message in told[len(before) :]] == [s.split()[0] for s in STAGES[len(before) :]]
+
+
+@pytest.mark.parametrize("damage", ["file", "record", "settings", "none"])
+def test_a_stage_is_only_reused_when_its_files_and_its_settings_are_the_same(
+    tmp_path, text, prepared, monkeypatch, damage
+) -> None:
+    def die(split, *_) -> None:
+        raise LookupError
+
+    folder = tmp_path / "small"
+    monkeypatch.setattr(dataset, "_save_texts", die)  # of the dev set, after tokenizer and training text
+    with pytest.raises(LookupError):
+        prepare_here(folder, text, **({"max_length": MAX_LENGTH - 19} if damage == "settings" else {}))
+    monkeypatch.undo()
+    if damage == "file":
+        (folder / "train.target.ids.npy").write_bytes(b"x" + (folder / "train.target.ids.npy").read_bytes()[1:])
+    if damage == "record":
+        (folder / ".manifest.part").write_text(
+            (folder / ".manifest.part").read_text().replace('"kept": 97', '"kept": 9')
+        )
+    told: list[str] = []
+    prepare_here(folder, text, progress=told.append)
+    assert contents(folder) == contents(prepared.folder)
+    reused = {"file": ["tokenizer"], "none": ["tokenizer", "train"]}.get(damage, [])
+    assert [message.split(":")[0] for message in told if "complete before" in message] == reused
 
 
 # Damage

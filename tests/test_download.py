@@ -11,13 +11,14 @@ import struct
 import threading
 import time
 import urllib.error
+from contextlib import nullcontext
 
 import pytest
 
 from aiayn import download, storage
 from aiayn.corpus import DataError
 from aiayn.download import Remote, fetch
-from aiayn.signals import Interrupted, StopFlag
+from aiayn.signals import Interrupted, StopFlag, interrupting
 
 CONTENT = random.Random(11).randbytes(700_001)
 NAME = "corpus.tgz"
@@ -160,7 +161,7 @@ def gone() -> Remote:
 def test_a_server_that_is_gone_is_named_and_every_attempt_is_told_as_it_fails(gone, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 1.0)
     pauses, told = [], []
-    monkeypatch.setattr(download, "_pause", lambda seconds, heed: pauses.append(seconds))
+    monkeypatch.setattr(download.time, "sleep", pauses.append)
     with pytest.raises(download.Unavailable) as refused:
         fetch(gone, tmp_path, received, told.append)
     unreached = (
@@ -207,7 +208,7 @@ def silent() -> Silent:
     return Silent()
 
 
-def test_a_signal_is_heeded_while_the_server_is_silent_and_what_came_is_kept(server, remote, tmp_path, silent):
+def test_a_signal_ends_a_download_while_the_server_is_silent_and_what_came_is_kept(server, remote, tmp_path, silent):
     kept, heard = threading.Event(), []
 
     def fault(answer, content) -> None:
@@ -224,8 +225,8 @@ def test_a_signal_is_heeded_while_the_server_is_silent_and_what_came_is_kept(ser
             kept.set()
 
     server.faults = [fault]
-    with StopFlag() as stop, pytest.raises(Interrupted, match="stopped by SIGTERM"):
-        fetch(remote, tmp_path, hear, heed=stop.heed)
+    with interrupting(), pytest.raises(Interrupted, match="stopped by SIGTERM"):
+        fetch(remote, tmp_path, hear)
     silent.goes_on.set()
     assert heard[-1] == 50_021
     assert not (tmp_path / NAME).exists()
@@ -233,7 +234,7 @@ def test_a_signal_is_heeded_while_the_server_is_silent_and_what_came_is_kept(ser
     assert server.asked == [(NAME, None), (NAME, "bytes=50021-")]
 
 
-def test_who_does_not_heed_gets_the_whole_file_all_the_same(server, remote, tmp_path, silent):
+def test_while_signals_are_only_noted_a_download_goes_on(server, remote, tmp_path, silent):
     """Control of the tests beside it: the signal alone stops nothing."""
     silent.goes_on.set()
 
@@ -247,7 +248,7 @@ def test_who_does_not_heed_gets_the_whole_file_all_the_same(server, remote, tmp_
         assert stop.asked == "SIGTERM"
 
 
-def test_a_signal_is_heeded_before_the_server_is_found(remote, tmp_path, silent, monkeypatch):
+def test_a_signal_ends_a_download_before_the_server_is_found(remote, tmp_path, silent, monkeypatch):
     """Names are looked up in a call that no signal ends."""
 
     def look_up(*arguments, **options):
@@ -255,28 +256,20 @@ def test_a_signal_is_heeded_before_the_server_is_found(remote, tmp_path, silent,
         raise urllib.error.URLError("nowhere")
 
     monkeypatch.setattr(download.urllib.request, "urlopen", look_up)
-    with StopFlag() as stop, pytest.raises(Interrupted):
-        fetch(remote, tmp_path, received, pytest.fail, stop.heed)
+    with interrupting(), pytest.raises(Interrupted):
+        fetch(remote, tmp_path, received, pytest.fail)
     silent.goes_on.set()
 
 
-def test_a_signal_is_heeded_in_the_pause_between_two_attempts(server, remote, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 20.0)
-    server.faults = [status(503)] * 2
-    with StopFlag() as stop, pytest.raises(Interrupted):
-        fetch(remote, tmp_path, received, lambda message: os.kill(os.getpid(), signal.SIGTERM), stop.heed)
-    assert len(server.asked) == 1
-
-
-def test_a_pause_without_a_signal_lasts(monkeypatch):
-    """Control of the test above, and heeded again and again."""
-    slept, heeded = [], []
-    monkeypatch.setattr(download.time, "monotonic", lambda: sum(slept))
-    monkeypatch.setattr(download.time, "sleep", slept.append)
-    download._pause(4.03, lambda: heeded.append(True))
-    assert sum(slept) == pytest.approx(4.03)
-    assert max(slept) <= download.HEED_SECONDS
-    assert len(heeded) == len(slept)
+@pytest.mark.parametrize("is_sent", [True, False])  # control: without a signal the pause lasts
+def test_a_signal_ends_the_pause_between_two_attempts(server, remote, tmp_path, monkeypatch, is_sent):
+    monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 20.0 if is_sent else 0.3)
+    server.faults = [status(503)]
+    timer = threading.Timer(0.1, lambda: is_sent and os.kill(os.getpid(), signal.SIGTERM))
+    with interrupting(), pytest.raises(Interrupted) if is_sent else nullcontext():
+        fetch(remote, tmp_path, received, lambda message: timer.start())
+    timer.join()
+    assert len(server.asked) == (1 if is_sent else 2)
 
 
 def sha256(data: bytes) -> str:

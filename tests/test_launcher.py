@@ -19,7 +19,7 @@ from runs import cores, equal
 from aiayn import checkpoint, config, devices, jobs, launcher, schema, storage, train
 from aiayn.corpus import DataError
 from aiayn.results import read_runs, table
-from aiayn.signals import Interrupted
+from aiayn.signals import Interrupted, interrupting
 
 
 class Worker:
@@ -146,7 +146,7 @@ def test_each_corpus_of_unfinished_runs_is_prepared_once_before_any_worker(runs,
     storage.write_json(config.run_folder(mixed[3]) / "result.json", result_of(mixed[3]))
     prepared, bad = [], {"two"}
 
-    def prepare_one(run, tell, heed):
+    def prepare_one(run, tell):
         prepared.append(run.data.name)
         tell("reading")
         if run.data.name in bad:
@@ -160,10 +160,8 @@ def test_each_corpus_of_unfinished_runs_is_prepared_once_before_any_worker(runs,
     with pytest.raises(DataError, match="two is damaged"):  # nothing is left to train on
         launcher.prepare_once(mixed)
     bad.clear()
-    monkeypatch.setattr(
-        launcher.prepare, "prepare", lambda run, tell, heed: os.kill(os.getpid(), signal.SIGTERM) or heed()
-    )
-    with pytest.raises(Interrupted, match="SIGTERM"):
+    monkeypatch.setattr(launcher.prepare, "prepare", lambda run, tell: os.kill(os.getpid(), signal.SIGTERM))
+    with interrupting(), pytest.raises(Interrupted, match="SIGTERM"):
         launcher.prepare_once(mixed)
 
 

@@ -22,6 +22,7 @@ from one_node_slurm import PROGRAMS, is_installed, one_node_slurm
 
 from aiayn import cli, config, jobs, launcher, storage, train
 from aiayn.schema import Config
+from aiayn.signals import Interrupted
 
 # Two hundred updates, of which each can be the one at which a worker is killed
 ROWS = ("base", "a_h1", "b_dk16", "c_n2", "c_dff1024", "d_dropout02")
@@ -383,7 +384,7 @@ def test_when_nothing_is_left_no_launcher_is_asked(four, capsys) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "code", "line"),
     [
-        ("joblib", KeyboardInterrupt(), 75, "aiayn: stopped; repeat the command to go on from here"),
+        ("joblib", Interrupted("stopped by SIGINT"), 75, "aiayn: stopped; repeat the command to go on from here"),
         ("slurm", KeyboardInterrupt(), 75, "aiayn: stopped; jobs that are submitted go on: squeue --me shows them"),
         ("slurm", RuntimeError("no\nsrun"), 1, "aiayn: hydra/launcher=slurm: RuntimeError: no srun; jobs that are"),
     ],

@@ -1,11 +1,15 @@
 """`aiayn prepare`: the corpus that the configuration names, plain or compressed, once."""
 
+import contextlib
 import dataclasses
 import gzip
 import lzma
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -178,3 +182,92 @@ def test_two_commands_at_once_prepare_once(digits, tmp_path):
     assert [process.returncode for process in both] == [0, 0]
     assert sum("learning 25 pieces" in text for text in printed) == 1
     assert printed[0].splitlines()[-4:] == printed[1].splitlines()[-4:]
+
+
+def command_at_work(words: list[str], folder: Path, until: str) -> subprocess.Popen[str]:
+    """A command that leads a group of its own, once it has printed a line that contains `until`."""
+    command = [sys.executable, "-m", "aiayn", *words]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, process_group=0)
+    assert process.stdout is not None
+    while until not in (line := process.stdout.readline()):
+        assert line, process.communicate()
+    return process
+
+
+def descendants(process: int) -> set[int]:
+    """Every process below one, by the Linux kernel's own list."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found = {process}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {process}
+
+
+def living(processes: set[int]) -> set[int]:
+    found = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.add(process)
+    return found
+
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc of Linux")
+LONG = ("data.vocab_size=8000", "data.max_length=64")  # so that SentencePiece trains for seconds
+
+
+@needs_proc
+@pytest.mark.parametrize("stage", ["learning", "train: "])
+def test_no_process_outlives_a_preparation_that_is_killed(tmp_path, stage):
+    process = command_at_work(["prepare", f"prepared={tmp_path}/prepared", *LONG], tmp_path, stage)
+    deadline = time.monotonic() + 30
+    while not (workers := descendants(process.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while living(workers):
+        assert time.monotonic() < deadline, living(workers)
+        time.sleep(0.02)
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("words", "stage", "number"),
+    [
+        (["prepare"], "learning", signal.SIGINT),
+        (["prepare"], "train: ", signal.SIGTERM),
+        (["train", "-m", "seed=1,2"], "learning", signal.SIGTERM),
+        (["train", "-m", "seed=1,2"], "train: ", signal.SIGINT),
+        (["train"], "learning", signal.SIGINT),
+        (["train"], "train: ", signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_a_preparation_with_one_line_and_the_same_command_goes_on(tmp_path, words, stage, number):
+    """To all processes of the group at once, as a terminal and a cluster send it."""
+    words = [*words, f"prepared={tmp_path}/prepared", *LONG, f"output={tmp_path}/runs", "wandb.mode=disabled"]
+    process = command_at_work(words, tmp_path, stage)
+    workers = descendants(process.pid)
+    began = time.monotonic()
+    os.killpg(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    took = time.monotonic() - began
+    assert process.returncode == 75, out + err
+    lines = [line for line in (out + err).splitlines() if not line.startswith("prepare: ")]
+    assert len(lines) == 1
+    assert f"stopped by {number.name}; repeat the command to go on from here" in lines[0]
+    assert took < 10  # 0.5 s on two idle cores; alone, the stage takes longer
+    assert living(workers) <= {process.pid}
+    assert not list((tmp_path / "prepared").rglob(".*.tmp"))
+    assert not list(tmp_path.rglob("failure.json"))
+    folder = next((tmp_path / "prepared").iterdir())
+    assert not (folder / "manifest.json").exists()
+    if words[0] == "prepare":
+        again = command_at_work(words, tmp_path, "SHA-256")
+        out, err = again.communicate()
+        assert (again.returncode, err) == (0, "")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,42 @@ from aiayn.signals import Interrupted, StopFlag
 def test_inside_the_block_a_signal_only_leaves_its_name_and_outside_the_handlers_are_as_before(number):
     before = [signal.getsignal(each) for each in signals.STOPPING]
     with StopFlag() as stop:
-        stop.heed()
+        stop.check()
         assert not stop.asked
         os.kill(os.getpid(), number)
         assert stop.asked == number.name
         with pytest.raises(Interrupted, match=f"stopped by {number.name}; repeat the command"):
-            stop.heed()
+            stop.check()
     assert [signal.getsignal(each) for each in signals.STOPPING] == before
+
+
+@pytest.mark.parametrize("number", signals.STOPPING)
+def test_a_signal_interrupts_whatever_is_at_work_even_what_survives_every_error(number):
+    before = [signal.getsignal(each) for each in signals.STOPPING]
+    survived = []
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(20)
+        except Exception as error:
+            survived.append(error)
+
+    with pytest.raises(Interrupted, match=f"stopped by {number.name}; repeat the command"), signals.interrupting():
+        work()
+    assert survived == []
+    assert [signal.getsignal(each) for each in signals.STOPPING] == before
+
+
+def test_the_same_request_a_second_time_does_not_disturb_the_end_but_a_new_one_does(monkeypatch):
+    """A terminal sends Ctrl-C to a worker, and so does its parent."""
+    with signals.interrupting():
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        monkeypatch.setattr(signals, "SAME_REQUEST_SECONDS", 0.0)
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_it_listens_again_when_a_library_has_taken_the_signal():

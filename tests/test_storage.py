@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
 from aiayn import storage
-from aiayn.signals import Interrupted, StopFlag
+from aiayn.signals import Interrupted, interrupting
 
 
 def test_a_block_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path):
@@ -178,8 +178,9 @@ def test_a_power_cut_finds_the_bytes_on_the_disk_before_the_name_and_the_name_be
 
     monkeypatch.setattr(os, "fsync", flush)
     storage.write_text(tmp_path / "a" / "b" / "file", "x")
-    temporary = f"flush a/b/.file.{os.getpid()}.tmp"
-    assert done == ["flush .", "flush a", "opened", "written", temporary, "synced", "renamed", "flush a/b"]
+    temporary = done.pop(4)
+    assert re.fullmatch(rf"flush a/b/\.file\.{os.uname().nodename}\.{os.getpid()}\.[0-9a-f]{{8}}\.tmp", temporary)
+    assert done == ["flush .", "flush a", "opened", "written", "synced", "renamed", "flush a/b"]
     done.clear()
     storage.append_lines(tmp_path / "lines", ["x", "y"])
     assert done == ["appending", "appended", "flush lines"]
@@ -235,6 +236,51 @@ def test_a_torn_last_line_is_dropped(tmp_path):
     assert storage.read_lines(path) == ["a", "b\u2028c", "d"]
 
 
+def test_a_line_that_is_not_utf_8_is_a_storage_error_with_the_path(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n\xff\n')
+    with pytest.raises(storage.StorageError, match=rf"{path} is damaged, it is not UTF-8"):
+        storage.read_lines(path)
+
+
+def temporary_of(folder: Path, host: str, process: int) -> Path:
+    path = folder / f".file.{host}.{process}.{'0' * 8}.tmp"
+    path.write_bytes(b"half")
+    return path
+
+
+def test_no_two_writers_have_one_temporary_name(tmp_path):
+    """Two hosts that share a disk may have the same process number."""
+    with storage.atomic(tmp_path / "file"), storage.atomic(tmp_path / "file"):
+        assert len(list(tmp_path.iterdir())) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_only_what_no_living_process_writes_is_removed_as_unfinished(tmp_path):
+    here, dead = os.uname().nodename, subprocess.Popen([sys.executable, "-S", "-c", ""])
+    dead.wait()
+    gone = [temporary_of(tmp_path, here, dead.pid), temporary_of(tmp_path, "elsewhere", 3)]
+    os.utime(gone[1], (0, 0))
+    stays = [temporary_of(tmp_path, here, os.getpid()), temporary_of(tmp_path, "elsewhere.org", dead.pid)]
+    folder = tmp_path / f".export.{here}.{dead.pid}.{'0' * 8}.tmp"
+    (folder / "part").mkdir(parents=True)
+    storage.remove_unfinished(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(stays)
+
+
+def test_what_a_library_writes_is_staged_beside_its_destination_and_then_moved(tmp_path):
+    with storage.staged(tmp_path / "export") as staging:
+        assert staging.parent == tmp_path
+        (staging / "model.bin").write_bytes(b"weights")
+        assert not (tmp_path / "export").exists()
+    assert [path.name for path in tmp_path.rglob("*")] == ["export", "model.bin"]
+    with suppress(LookupError), storage.staged(tmp_path / "export") as staging:  # a failure leaves the old ones
+        (staging / "model.bin").write_bytes(b"half")
+        raise LookupError
+    assert (tmp_path / "export" / "model.bin").read_bytes() == b"weights"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_sha256_is_that_of_the_bytes(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"\x00\r\n" * 99991)
@@ -263,37 +309,35 @@ def test_who_waits_for_a_lock_says_once_for_whom_and_gets_it_when_the_owner_is_d
     with ExitStack() as owner:
         owner.enter_context(storage.lock(path, wait=False))
 
-        def heed() -> None:
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
             turns.append(path.read_text())
             if len(turns) == 7:
                 owner.close()
 
-        def pause(seconds: float) -> None:
-            pauses.append(seconds)
-            assert len(pauses) <= 7
-
         monkeypatch.setattr(storage.time, "sleep", pause)
-        with storage.lock(path, wait=True, tell=told.append, heed=heed):
+        with storage.lock(path, wait=True, tell=told.append):
             assert pauses == [storage.LOCK_SECONDS] * 7
     mine = f"process {os.getpid()} on {os.uname().nodename}"
     assert turns == [mine] * 7
     assert told == [f"waiting: {tmp_path} is in use by {mine}"]
-    with storage.lock(path, wait=True, tell=pytest.fail, heed=pytest.fail):  # control: nobody to wait for
+    with storage.lock(path, wait=True, tell=pytest.fail):  # control: nobody to wait for
         pass
 
 
-def test_who_waits_for_a_lock_heeds_a_signal(tmp_path):
+def test_a_signal_ends_the_wait_for_a_lock(tmp_path):
     path = tmp_path / "lock"
 
-    with ExitStack() as owner, StopFlag() as stop:
+    with ExitStack() as owner, interrupting():
         owner.enter_context(storage.lock(path, wait=False))
 
         def signalled(message: str) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
-            owner.close()  # who does not heed gets the lock
+            owner.close()  # whoever goes on gets the lock, and fails the test
 
-        waits = storage.lock(path, wait=True, tell=signalled, heed=stop.heed)
+        waits = storage.lock(path, wait=True, tell=signalled)
         with pytest.raises(Interrupted, match="stopped by SIGTERM"):
             waits.__enter__()
+        owner.close()
         with storage.lock(path, wait=False):  # it has taken nothing
             pass

@@ -20,6 +20,7 @@ from aiayn.download import Remote
 from aiayn.dropout import Dropout
 from aiayn.lightning_model import LightningTransformer, NonFinite
 from aiayn.linear import Linear
+from aiayn.schema import ConfigError
 
 
 def final_state(folder: Path) -> dict:
@@ -293,11 +294,52 @@ def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
     assert "in use by process" in jobs.failure(folder)["cause"]
 
 
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, LookupError])
+def test_an_error_that_nobody_foresaw_leaves_its_traceback_and_exit_1(toy_run, tmp_path, monkeypatch, capsys, kind):
+    folder = tmp_path / "run"
+    step = LightningTransformer.training_step
+
+    def broken(self, batch, index):
+        if batch.number == 2:
+            raise kind("operands could not be broadcast together")
+        return step(self, batch, index)
+
+    storage.write_text(folder / "config.yaml", config.to_yaml(toy_run))
+    monkeypatch.setattr(LightningTransformer, "training_step", broken)
+    assert train.main(folder) == jobs.FAILED
+    assert f"{kind.__name__}: operands could not" in jobs.failure(folder)["cause"]
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    assert "in broken" in printed
+    # Control: one of ours is one line and code 2
+    kind = ConfigError
+    (folder / "failure.json").unlink()
+    assert train.main(folder) == jobs.WRONG_CONFIGURATION
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("damage", ["missing", "not UTF-8"])
+def test_a_finished_training_without_its_record_is_a_storage_error_that_names_it(toy_run, tmp_path, damage):
+    """The last update is saved, and the process died before it had decoded."""
+    folder = trained(toy_run, tmp_path / "run")
+    (folder / "result.json").unlink()
+    if damage == "missing":
+        (folder / "metrics.jsonl").unlink()
+    else:
+        (folder / "metrics.jsonl").write_bytes(b"\xff" + (folder / "metrics.jsonl").read_bytes())
+    assert train.main(folder) == jobs.STORAGE
+    assert str(folder / "metrics.jsonl") in jobs.failure(folder)["cause"]
+    assert "delete its folder" in jobs.failure(folder)["cause"]
+    assert not (folder / "result.json").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_download_at_once_although_the_server_is_silent(
     toy_run, server, tmp_path, monkeypatch, capsys, number
 ):
-    """Without heed the second half would come, and then the other archives be asked for."""
+    """Otherwise the second half would come, and then the other archives be asked for."""
     content, goes_on = b"x" * 100_003, threading.Event()
 
     def served(part: wmt.Part) -> wmt.Part:

@@ -22,7 +22,7 @@ import pytest
 from aiayn import config, download, prepare, storage, wmt
 from aiayn.corpus import EMBEDDED, DataError, Files, read_pairs
 from aiayn.download import Remote
-from aiayn.signals import Interrupted, StopFlag
+from aiayn.signals import Interrupted, interrupting
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 PAIRS = [pair for pair in read_pairs(EMBEDDED["train"], None) if max(map(len, pair)) < 200][:2003]
@@ -256,18 +256,18 @@ def test_when_a_server_does_not_give_its_file_all_are_named_that_must_be_brought
     prepare.check(offline(run, write_archives(tmp_path / "archives", server), "offline"))  # it needs no more than these
 
 
-def test_who_waits_for_another_process_that_downloads_says_so_and_heeds_a_signal(run):
+def test_who_waits_for_another_process_that_downloads_says_so_and_a_signal_ends_the_wait(run):
     downloads, told = prepare.archives(run), []
-    with ExitStack() as owner, StopFlag() as stop:
+    with ExitStack() as owner, interrupting():
         owner.enter_context(storage.lock(downloads / ".lock", wait=False))
 
         def tell(message: str) -> None:
             told.append(message)
             os.kill(os.getpid(), signal.SIGTERM)
-            owner.close()  # who does not heed gets the lock
+            owner.close()  # whoever goes on gets the lock
 
         with pytest.raises(Interrupted):
-            wmt.fetch(wmt.CORPORA[run.data.name], downloads, tell, stop.heed)
+            wmt.fetch(wmt.CORPORA[run.data.name], downloads, tell)
     assert told == [f"waiting: {downloads} is in use by process {os.getpid()} on {os.uname().nodename}"]
 
 

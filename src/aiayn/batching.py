@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from aiayn import dataset
+from aiayn.corpus import DataError
 from aiayn.dataset import Lengths, Pairs
 from aiayn.linear import sent
+from aiayn.schema import ConfigError
 from aiayn.tokenizer import BOS
 
 # S source tokens of all sentences, packed; T target tokens; B sentences
@@ -79,7 +81,7 @@ def epoch_plan(
 
     Section 5.1: sentences of about the same length share an update. A corpus of more than POOL is dealt at random into
     pools of about as many, planned one after the other: memory does not grow with it. A pure function of its arguments,
-    the same under every numpy version. Raises ValueError, before the first update, when a sentence alone is over the
+    the same under every numpy version. Raises ConfigError, before the first update, when a sentence alone is over the
     budget.
     """
     longest = (int(part.max()) for lengths in (source_lengths, target_lengths) for part in lengths.parts())
@@ -139,8 +141,8 @@ def micro_batches(
     """The sentences of one update, in order, in K parts of at most `tokens_per_micro_batch` tokens a side.
 
     K is the smallest multiple of `ranks` that is enough; rank r takes parts r, r + ranks, ... The largest part is as
-    small as K allows; parts that are not needed are empty and stand at the end. Raises ValueError when a sentence alone
-    is over the budget.
+    small as K allows; parts that are not needed are empty and stand at the end. Raises ConfigError when a sentence
+    alone is over the budget.
     """
     source_ends = _running_sum(source_lengths[sentences])
     target_ends = _running_sum(target_lengths[sentences])
@@ -178,7 +180,7 @@ class Updates:
         self, source_lengths: Lengths, target_lengths: Lengths, tokens_per_update: int, seed: int, start: int
     ) -> None:
         if len(source_lengths) == 0:
-            raise ValueError("the training data holds no sentence: nothing can be learned from it")
+            raise DataError("the training data holds no sentence: nothing can be learned from it")
         self.source_lengths = source_lengths
         self.target_lengths = target_lengths
         self.tokens_per_update = tokens_per_update
@@ -239,6 +241,6 @@ def _running_sum(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def _refuse_longer(longest: int, limit: int, field: str) -> None:
     if longest > limit:
-        raise ValueError(
+        raise ConfigError(
             f"{field} is {limit}, but a sentence has {longest} tokens: raise it to {longest} or lower data.max_length"
         )

@@ -43,9 +43,15 @@ class Record(pl.Callback):
     ) -> None:
         self.path, self.view, self.writes, self.device, self.devices = path, view, writes, device, devices
         kept = [(line, row) for line, row in _rows_of(path) if row["step"] <= start]
+        rows = [row for _, row in kept]
+        recorded = {row["step"] for row in rows if "train/loss" in row}
+        if absent := next((step for step in range(1, start + 1) if step not in recorded), None):
+            raise storage.StorageError(
+                f"{path}: update {absent} is missing, but there is a checkpoint of update {start};"
+                " restore the file, or delete its folder to start this run anew"
+            )
         if writes:
             storage.write_text(path, "".join(line + "\n" for line, _ in kept))
-        rows = [row for _, row in kept]
         self.seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
         self.source_tokens = sum(row.get("source_tokens", 0) for row in rows)
         self.target_tokens = sum(row.get("target_tokens", 0) for row in rows)
@@ -137,8 +143,22 @@ class Save(pl.Callback):
         self.stop = stop
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Takes the signals back from Lightning, whose handler for SIGTERM broadcasts between ranks at any moment."""
-        self.stop.listen()
+        """Takes the signals back from Lightning, whose handler for SIGTERM broadcasts between ranks at any moment.
+
+        Until the first update nothing is lost: planning an epoch, which takes seconds, is interrupted at once.
+        """
+        if trainer.world_size == 1:
+            self.stop.check()
+            self.stop.restore()
+        else:  # a rank that leaves alone would fail the others
+            self.stop.listen()
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Update, batch_idx: int
+    ) -> None:
+        """From the first update on, a signal lets the update end."""
+        if batch_idx == 0:
+            self.stop.listen()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int

@@ -126,7 +126,11 @@ EXIT_CODES = (
 
 def main() -> None:
     """Runs the command that `sys.argv` names and exits with its code."""
-    arguments = sys.argv[1:]
+    with one_line_errors():
+        _run(sys.argv[1:])
+
+
+def _run(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(manual())
         sys.exit(0 if arguments else 2)
@@ -136,8 +140,7 @@ def main() -> None:
     if "-h" in rest or "--help" in rest:
         print(manual_of(command))
         sys.exit(0)
-    with one_line_errors():
-        versions.refuse()
+    versions.refuse()
     refuse_foreign(rest)
     config.register()
     # Hydra looks for plugins in packages named hydra_plugins on this path, and nowhere else.
@@ -146,8 +149,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [f"aiayn {command}", *flags_first(rest)]
     start = hydra.main(version_base="1.3", config_path="pkg://aiayn.conf", config_name="config")
-    with one_line_errors():
-        start(task(command))()
+    start(task(command))()
 
 
 def flags_first(words: list[str]) -> list[str]:
@@ -214,31 +216,30 @@ def task(command: str) -> Callable[[DictConfig], int]:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns an error that a user can cause into one line and an exit code; any other goes on as it is."""
-    try:
-        yield
-    except BrokenPipeError:  # whoever read the output has had enough: nothing is wrong, and Python is not to say so
-        os._exit(1)
-    except Exception as error:
-        code, line = explained(error)
-        fail(line, code)
-    except KeyboardInterrupt:
-        fail("stopped; repeat the command", 75)
+    """Turns an error that a user can cause into one line and an exit code; any other keeps its traceback."""
+    with signals.reported():
+        try:
+            try:
+                yield
+            finally:
+                print(end="", flush=True)  # here, where a reader that has left is no error
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            code, line = explained(error)
+            fail(line, code)
 
 
 def explained(error: Exception) -> tuple[int, str]:
-    """The exit code and the line for an error that a user can cause; any other error goes on as it is."""
+    """The exit code and the line for an error that a user can cause; raises any other as it is."""
     from aiayn.corpus import DataError
-    from aiayn.signals import Interrupted
     from aiayn.storage import StorageError
 
-    if isinstance(error, Interrupted):
-        return 75, str(error)
     if isinstance(error, DataError):
         return 4, str(error)
     if isinstance(error, StorageError):
         return 5, str(error)
-    if isinstance(error, ValueError):  # names the field, the value and the remedy
+    if isinstance(error, schema.ConfigError):
         return 2, str(error)
     if isinstance(error, HydraException | OmegaConfBaseException):
         unknown = re.search(r"Could not override '([^']+)'", str(error))

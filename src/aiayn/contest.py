@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn import flops, rivals
+from aiayn import flops, rivals, signals
 from aiayn.batching import Batch, epoch_plan, gather, rows_of_part
 from aiayn.dataset import Pairs
 from aiayn.evaluate import build, search
@@ -158,7 +159,7 @@ def _lined_up(
             contestants += line_up(config, precisions, *given, ours=False)
         elif against_rivals:
             context = multiprocessing.get_context("spawn")
-            pool = stack.enter_context(ProcessPoolExecutor(1, context))
+            pool = stack.enter_context(ProcessPoolExecutor(1, context, signals.serve, (os.getpid(),)))
             there = pool.submit(_line_up_there, line_up, config, precisions, *given).result()
             for index, (name, precision, checks, taken) in enumerate(there):
                 run = partial(_asked_to_run, pool, index)

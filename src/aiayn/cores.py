@@ -1,13 +1,15 @@
-"""Several cores at work on one thing after another, with the results in order."""
+"""Several processes at work on one thing after another, with the results in order; none outlives this process."""
 
 import multiprocessing
 import os
+import signal
 import sys
-from collections import deque
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from itertools import chain, islice
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from aiayn import signals
@@ -15,83 +17,137 @@ from aiayn import signals
 Chunk = TypeVar("Chunk")
 Answer = TypeVar("Answer")
 
-_work: Callable[[Any], Any]
+_NO_MORE = object()
 
 
 def in_order(
-    make: Callable[[], Callable[[Chunk], Answer]], chunks: Iterator[Chunk], max_processes: int
+    make: Callable[[], Callable[[Chunk], Answer]], chunks: Iterator[Chunk], max_processes: int, *, apart: bool = False
 ) -> Iterator[Answer]:
     """For each chunk, what the function gives that `make` makes once in each process; one chunk starts no process.
 
-    A few chunks are in memory.
+    A few chunks are in memory. `apart` takes a process even where there is one core: for a library that looks at no
+    signal while it works, so that it can be killed.
     """
     first = list(islice(chunks, 2))
-    cores = min(_available(), max_processes)
-    if len(first) < 2 or cores == 1:
-        yield from map(make(), chain(first, chunks))
-        return
+    processes = min(_available(), max_processes)
+    if len(first) < 2 or (processes == 1 and not apart):
+        return map(make(), chain(first, chunks))
     # Not forked: the caller may have threads, which a fork would leave half there
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(cores, context, initializer=_begin, initargs=(make,)) as pool:
-        waiting: deque[Future[Answer]] = deque()
-        for chunk in chain(first, chunks):
-            waiting.append(pool.submit(_go_on, chunk))
-            if len(waiting) > cores + 1:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+    return _by_processes("spawn", make, chain(first, chunks), processes)
 
 
 def forked(work: Callable[[Chunk], Answer], items: Sequence[Chunk], processes: int) -> Iterable[Answer]:
-    """What `work` gives for each item, by so many processes of one thread, which have this one's memory as it is now.
+    """What `work` gives for each item, by so many processes of one thread, with a copy of this one's memory.
 
-    Fewer where there are fewer items or cores; none, but `map`, where one would be left or the system is not Linux. A
-    process that dies is a RuntimeError; all of them end when the iterator or this process does.
+    The copy is made when the first answer is asked for. Fewer where there are fewer items or cores; none, but `map`,
+    where one would be left or the system is not Linux. A process that dies is a RuntimeError.
     """
     processes = min(processes, len(items), _available())
     if processes <= 1 or sys.platform != "linux":  # macOS's own libraries do not survive a fork
         return map(work, items)
+    return _by_processes("fork", partial(_in_one_thread, work), iter(items), processes)
+
+
+def _by_processes(
+    method: str, make: Callable[[], Callable[[Chunk], Answer]], chunks: Iterator[Chunk], most: int
+) -> Iterator[Answer]:
+    context = multiprocessing.get_context(method)
+    workers: list[_Worker] = []
+    idle: list[_Worker] = []
+    at_work: dict[Any, tuple[_Worker, int]] = {}
+    answers: dict[int, Answer] = {}
+    dealt = given = 0
+    more = True
+    try:
+        while more or at_work or answers:
+            # As many ahead as keep all at work while the oldest is waited for
+            while more and (idle or len(workers) < most) and dealt - given < 2 * most:
+                chunk = next(chunks, _NO_MORE)
+                more = chunk is not _NO_MORE
+                if more:
+                    if not idle:
+                        idle.append(_Worker(context, make, workers))
+                    worker = idle.pop()
+                    worker.give(chunk)
+                    at_work[worker.link] = worker, dealt
+                    dealt += 1
+            answered = wait(list(at_work), 0 if given in answers else None)
+            for link in answered:
+                worker, number = at_work.pop(link)
+                answers[number] = worker.answer()
+                idle.append(worker)
+            if not answered:  # all that can be at work is
+                yield answers.pop(given)
+                given += 1
+    finally:
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.join()
+
+
+class _Worker:
+    """A process that answers one chunk after another until it is killed; it counts among `workers` once it runs."""
+
+    def __init__(self, context: Any, make: Callable[[], Callable[[Any], Any]], workers: list["_Worker"]) -> None:
+        self.link, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(make, theirs, os.getpid()), daemon=True)
+        resource_tracker.ensure_running()  # multiprocessing starts it with the first process, and then unblocks signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)
+        try:
+            self.process.start()
+            workers.append(self)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+
+    def give(self, chunk: Any) -> None:
+        try:
+            self.link.send(chunk)
+        except OSError:
+            self._raise_cause()
+
+    def answer(self) -> Any:
+        try:
+            is_answer, found = self.link.recv()
+        except (EOFError, OSError):
+            self._raise_cause()
+        if not is_answer:
+            raise found
+        return found
+
+    def _raise_cause(self) -> None:
+        self.process.join()
+        code = self.process.exitcode or 0
+        if -code in signals.STOPPING:  # sent to all processes of a job, and this one's is on its way
+            raise signals.interrupted(signal.Signals(-code).name)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        raise RuntimeError(f"a worker process {how}")
+
+
+def _serve(make: Callable[[], Callable[[Any], Any]], link: Connection, parent: int) -> None:
+    signals.serve(parent)
+    work = None
+    while True:
+        try:
+            chunk = link.recv()
+        except EOFError:
+            return
+        try:
+            work = work or make()
+            answer = True, work(chunk)
+        except Exception as error:
+            error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+            answer = False, error
+        link.send(answer)
+
+
+def _in_one_thread(work: Callable[[Chunk], Answer]) -> Callable[[Chunk], Answer]:
     import torch  # takes seconds, and a process of `in_order` does not need it
-    from torch.utils.data import DataLoader
 
-    return DataLoader(
-        _Answers(work, items),  # type: ignore[arg-type]
-        batch_size=None,
-        collate_fn=_as_it_is,
-        num_workers=processes,
-        multiprocessing_context="fork",
-        worker_init_fn=partial(_die_with, os.getpid()),
-        generator=torch.Generator(),  # or each call would draw from what training draws from
-    )
-
-
-class _Answers:
-    def __init__(self, work: Callable[[Any], Any], items: Sequence[Any]) -> None:
-        self.work, self.items = work, items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, number: int) -> Any:
-        return self.work(self.items[number])
+    torch.set_num_threads(1)
+    return work
 
 
 def _available() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _as_it_is(answer: Any) -> Any:
-    return answer
-
-
-def _die_with(parent: int, worker: int) -> None:
-    signals.die_with(parent)
-
-
-def _begin(make: Callable[[], Callable[[Any], Any]]) -> None:
-    global _work
-    _work = make()
-
-
-def _go_on(chunk: Any) -> Any:
-    return _work(chunk)

@@ -61,7 +61,7 @@ def read(folder: Path) -> dict[str, Curve]:
 def _lines(path: Path) -> list[str]:
     try:
         return storage.read_lines(path)
-    except (OSError, UnicodeDecodeError):
+    except (OSError, storage.StorageError):
         return []
 
 

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -45,11 +45,17 @@ _SCHEMA = 1
 _Chunk = tuple[int, *tuple[tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]], ...]]
 _PAIRS_AT_ONCE = 16_384
 _MAX_PROCESSES = 8  # each holds about 75 MB, and one that reads cannot feed more
-_FILES = [
-    "tokenizer.model",
-    *(f"{split}.{side}.{part}.npy" for split in SPLITS for side in SIDES for part in ("ids", "offsets")),
-    *(f"{split}.{side}.txt" for split in SPLITS if split != "train" for side in SIDES),
-]
+_STAGES: dict[str, list[str]] = {
+    "tokenizer": ["tokenizer.model"],
+    **{
+        split: [
+            *(f"{split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets")),
+            *(f"{split}.{side}.txt" for side in SIDES if split != "train"),
+        ]
+        for split in SPLITS
+    },
+}
+_FILES = [name for files in _STAGES.values() for name in files]
 
 
 class Lengths:
@@ -160,7 +166,6 @@ def prepare(
     max_length: int,
     progress: Callable[[str], None],
     moses: tuple[str, str] | None = None,
-    heed: Callable[[], None] = lambda: None,
     selection: Selection = ALL,
 ) -> Dataset:
     """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
@@ -168,37 +173,79 @@ def prepare(
     Learns the tokenizer from the training text: `vocab_size` pieces of SentencePiece, or, given the languages of both
     sides as `moses`, what the released code's recipe gives. Drops training pairs with a side of more than `max_length`
     tokens, EOS included; of dev and test, only pairs over `selection.max_words`. One process works while others wait
-    for it; `heed` is called again and again while this one waits or reads, and may raise. Raises DataError when the
-    text is unfit, when `folder` was prepared from something else, or when it is damaged.
+    for it. A preparation that was killed continues after its last complete stage: the tokenizer, and each split. Raises
+    DataError when the text is unfit, when `folder` was prepared from something else, or when it is damaged.
     """
     vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
     settings = {**vocabulary, "max_length": max_length, **asdict(selection), **origin.identity}
     if (folder / "manifest.json").exists():
         return _prepared_before(folder, settings)
-    with storage.lock(folder / ".lock", wait=True, tell=progress, heed=heed):
+    with storage.lock(folder / ".lock", wait=True, tell=progress):
         if (folder / "manifest.json").exists():
             return _prepared_before(folder, settings)
         storage.remove_unfinished(folder)
+        stages = _Stages(folder, settings)
         text = origin.text()
-        pairs = _training_pairs(text["train"], selection, heed)
-        if moses:
-            progress(f"learning {moses_bpe.MERGES} merges of Moses tokens")
-            moses_bpe.learn(pairs, moses, folder / "tokenizer.model")
-        else:
-            progress(f"learning {vocab_size} pieces")
-            learn(chain.from_iterable(pairs), vocab_size, folder / "tokenizer.model")
-        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-            trim(0)  # or glibc would keep what learning took, beside the processes that are to come
+        if not stages.complete("tokenizer", progress):
+            pairs = _training_pairs(text["train"], selection)
+            if moses:
+                progress(f"learning {moses_bpe.MERGES} merges of Moses tokens")
+                moses_bpe.learn(pairs, moses, folder / "tokenizer.model")
+            else:
+                progress(f"learning {vocab_size} pieces")
+                learn(chain.from_iterable(pairs), vocab_size, folder / "tokenizer.model")
+            if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+                trim(0)  # or glibc would keep what learning took, beside the processes that are to come
+            stages.add("tokenizer")
         tokenizer = load(folder / "tokenizer.model")
-        counts = {
-            split: _encode(folder, split, text[split], selection, tokenizer, max_length, progress) for split in SPLITS
-        }
-        for split in ("dev", "test"):
-            _save_texts(folder, split, text[split], selection)
-        files = {name: _fingerprint(folder / name) for name in _FILES}
-        manifest = {"schema": _SCHEMA, "settings": settings, "splits": counts, "files": files}
-        storage.write_json(folder / "manifest.json", {**manifest, "sha256": _digest(manifest)})
+        for split in SPLITS:
+            if not stages.complete(split, progress):
+                counts = _encode(folder, split, text[split], selection, tokenizer, max_length, progress)
+                if split != "train":
+                    _save_texts(folder, split, text[split], selection)
+                stages.add(split, counts)
+        storage.adopt(stages.path, folder / "manifest.json")
     return Dataset.open(folder)
+
+
+class _Stages:
+    """The stages that are complete: a manifest in the making, which becomes the manifest with the last of them."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.path = folder / ".manifest.part"
+        self.manifest: dict[str, Any] = {"schema": _SCHEMA, "settings": settings, "splits": {}, "files": {}}
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record is as good as none
+            before = json.loads(self.path.read_bytes())
+            if before["sha256"] == _digest(before) and all(
+                before[k] == self.manifest[k] for k in ("schema", "settings")
+            ):
+                self.manifest = before
+
+    def complete(self, stage: str, progress: Callable[[str], None]) -> bool:
+        """True when a stage's files are those that it left; otherwise it is forgotten, as are all after it."""
+        files = self.manifest["files"]
+        if all(
+            name in files
+            and (self.path.parent / name).is_file()
+            and files[name] == _fingerprint(self.path.parent / name)
+            for name in _STAGES[stage]
+        ):
+            progress(f"{stage}: complete before")
+            return True
+        later = list(_STAGES)[list(_STAGES).index(stage) :]
+        for each in later:
+            self.manifest["splits"].pop(each, None)
+            for name in _STAGES[each]:
+                files.pop(name, None)
+        return False
+
+    def add(self, stage: str, counts: dict[str, Any] | None = None) -> None:
+        """Records a stage by the SHA-256 of its files, and a split's counts."""
+        if counts:
+            self.manifest["splits"][stage] = counts
+        self.manifest["files"] |= {name: _fingerprint(self.path.parent / name) for name in _STAGES[stage]}
+        self.manifest["sha256"] = _digest(self.manifest)
+        storage.write_json(self.path, self.manifest)
 
 
 def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
@@ -226,10 +273,9 @@ def _names(parts: Sequence[Files]) -> str:
     return ", ".join(f"{files.source} and {files.target}" for files in parts)
 
 
-def _training_pairs(train: Sequence[Files], selection: Selection, heed: Callable[[], None]) -> Iterator[Pair]:
+def _training_pairs(train: Sequence[Files], selection: Selection) -> Iterator[Pair]:
     empty = True
     for pair in read("train", train, selection, Counter()):
-        heed()
         empty = False
         yield pair
     if empty:

@@ -25,9 +25,6 @@ FIRST_PAUSE_SECONDS = 1.0
 
 TIMEOUT_SECONDS = 60.0
 
-HEED_SECONDS = 0.1
-"""How late a signal is heeded, at most, while the network is silent."""
-
 _BLOCK = 2**18
 # Answers that may be another one in a minute; every other error of a server is its last word
 _PASSING = {408, 425, 429, *range(500, 600)}
@@ -64,12 +61,11 @@ def fetch(
     folder: Path,
     received: Callable[[int], None],
     tell: Callable[[str], None] = lambda message: None,
-    heed: Callable[[], None] = lambda: None,
 ) -> Path:
     """The file in `folder`, whole; `received` hears how many bytes are there. What is there already is not asked for.
 
-    `tell` hears why an attempt failed and when the next one is; `heed` is called again and again, and may raise. Raises
-    DataError with both sizes and both SHA-256 when something else came, Unavailable when the server does not give it.
+    `tell` hears why an attempt failed and when the next one is. Raises DataError with both sizes and both SHA-256 when
+    something else came, Unavailable when the server does not give it.
     """
     path, partial = folder / remote.name, partial_path(remote, folder)
     if path.exists():
@@ -77,14 +73,14 @@ def fetch(
     failed: list[_BrokenOff] = []
     while len(failed) < ATTEMPTS:
         try:
-            _receive(remote, partial, received, heed)
+            _receive(remote, partial, received)
             break
         except _BrokenOff as error:
             failed.append(error)
             if len(failed) < ATTEMPTS:
                 pause = FIRST_PAUSE_SECONDS * 2 ** (len(failed) - 1)
                 tell(f"attempt {len(failed) + 1} of {ATTEMPTS} in {pause:.0f} s: {remote.url}: {error}")
-                _pause(pause, heed)
+                time.sleep(pause)
     else:
         reached = any(not isinstance(error, _Unreached) for error in failed)
         what = f"broke off {ATTEMPTS} times" if reached else f"could not be reached in {ATTEMPTS} attempts"
@@ -126,14 +122,7 @@ def partial_path(remote: Remote, folder: Path) -> Path:
     return folder / f".{remote.name}.part"
 
 
-def _pause(seconds: float, heed: Callable[[], None]) -> None:
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        heed()
-        time.sleep(min(left, HEED_SECONDS))
-
-
-def _receive(remote: Remote, partial: Path, received: Callable[[int], None], heed: Callable[[], None]) -> None:
+def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> None:
     """Asks once for what is missing and appends it; _BrokenOff when less came than was promised."""
     start = partial.stat().st_size if partial.exists() else 0
     if start >= remote.size:
@@ -142,7 +131,7 @@ def _receive(remote: Remote, partial: Path, received: Callable[[int], None], hee
     if start:
         headers["Range"] = f"bytes={start}-"
     try:
-        with _asked(urllib.request.Request(remote.url, headers=headers), heed) as (answer, blocks):
+        with _asked(urllib.request.Request(remote.url, headers=headers)) as (answer, blocks):
             _append(remote, partial, start, answer, blocks, received)
     except urllib.error.HTTPError as error:
         said = f"{error.code} {error.reason}"
@@ -159,10 +148,8 @@ def _receive(remote: Remote, partial: Path, received: Callable[[int], None], hee
 
 
 @contextmanager
-def _asked(
-    request: urllib.request.Request, heed: Callable[[], None]
-) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
-    """The server's answer and its blocks, got by a thread: this one heeds however long the network is silent."""
+def _asked(request: urllib.request.Request) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
+    """The server's answer and its blocks, got by a thread: no signal interrupts the lookup of a host's name."""
     got: queue.Queue[Any] = queue.Queue(2)  # the answer, its blocks, an empty one or an error
     left = threading.Event()
 
@@ -178,13 +165,10 @@ def _asked(
             got.put(error)
 
     def following() -> Any:
-        while True:
-            heed()
-            with suppress(queue.Empty):
-                item = got.get(timeout=HEED_SECONDS)
-                if isinstance(item, Exception):
-                    raise item
-                return item
+        item = got.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
 
     threading.Thread(target=get, daemon=True).start()
     try:

@@ -62,9 +62,12 @@ def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int)
 
 
 def can_search(decoding: Decoding) -> None:
-    """Raises ValueError where a C compiler is asked for and none works."""
+    """Raises ConfigError where a C compiler is asked for and none works."""
     if decoding.compile:
-        kernels.library()
+        try:
+            kernels.library()
+        except ValueError as error:  # its own, of the compiler
+            raise ConfigError(str(error)) from error
 
 
 def search(

@@ -1,9 +1,6 @@
 """`aiayn export`: a trained run for those who serve it with CTranslate2 or transformers, or as plain safetensors."""
 
 import dataclasses
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,26 +220,23 @@ def marian(model: Transformer) -> Any:
     return there
 
 
-@contextmanager
-def written(model: Transformer, pieces: list[str], format: str) -> Iterator[Path]:
-    """A folder, soon gone, with the files of a format. Raises ConfigError for a row that the format cannot hold."""
-    with tempfile.TemporaryDirectory() as folder:
-        if format == "ctranslate2":
-            ctranslate2_spec(model, pieces).save(folder)
-        elif format == "marian":
-            marian(model).save_pretrained(folder)
-        else:
-            from safetensors.torch import save_model
+def write(model: Transformer, pieces: list[str], format: str, folder: Path) -> None:
+    """Has a library write the model into `folder`. Raises ConfigError for a row that the format cannot hold."""
+    if format == "ctranslate2":
+        ctranslate2_spec(model, pieces).save(str(folder))
+    elif format == "marian":
+        marian(model).save_pretrained(folder)
+    else:
+        from safetensors.torch import save_model
 
-            save_model(model, f"{folder}/model.safetensors")
-        yield Path(folder)
+        save_model(model, str(folder / "model.safetensors"))
 
 
 def export(model: Transformer, pieces: list[str], format: str, folder: Path) -> None:
     """Writes the model to `folder` in a format. Raises ConfigError for a row that the format cannot hold."""
-    with written(model.cpu(), pieces, format) as files:
-        for path in sorted(files.iterdir()):
-            storage.write_bytes(folder / path.name, path.read_bytes())
+    storage.remove_unfinished(folder.parent)
+    with storage.staged(folder) as staging:
+        write(model.cpu(), pieces, format, staging)
 
 
 def main(config: Config) -> None:

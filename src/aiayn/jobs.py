@@ -15,7 +15,7 @@ from typing import Any
 from aiayn import config, devices, prepare, results, signals, storage
 from aiayn.schema import Config, ConfigError, meaning
 
-DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 75
+DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, signals.EXIT_CODE
 
 # Left by a launcher or by torchrun, these would make a worker believe that it is a rank of somebody else's group.
 FOREIGN = (
@@ -169,6 +169,8 @@ def close(job: Job) -> int:
 def _outcome(job: Job, codes: list[int]) -> int:
     if job.cause:
         return fail(job.folder, FAILED, job.cause)
+    if -signal.SIGPIPE in codes:
+        return 128 + signal.SIGPIPE  # as the shell says of a command whose reader has left
     # Only what had ended when the first failure was seen says why: the other ranks lost their peer, or were killed
     for rank, code in enumerate(job.first or codes):
         if code is not None and code < 0 and -code not in signals.STOPPING:

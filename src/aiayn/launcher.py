@@ -21,7 +21,7 @@ from aiayn.corpus import DataError
 from aiayn.schema import Config, ConfigError
 from aiayn.storage import InUse, StorageError
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.2
 TAIL_BYTES = 4096
 
 
@@ -59,11 +59,11 @@ def prepare_once(runs: list[Config]) -> None:
     """
     corpora = {config.prepared_folder(run): run for run in runs if not jobs.is_finished(run)}
     failures: list[Exception] = []
-    with signals.StopFlag() as stop, progress.stages("prepare") as tell:
+    with progress.stages("prepare") as tell:
         for run in corpora.values():
             try:
-                prepare.prepare(run, tell, stop.heed)
-            except (DataError, StorageError, ValueError) as error:
+                prepare.prepare(run, tell)
+            except (ConfigError, DataError, StorageError) as error:
                 failures.append(error)
                 tell(str(error))
     if failures and len(failures) == len(corpora):

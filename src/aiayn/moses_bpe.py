@@ -19,6 +19,7 @@ from subword_nmt.learn_bpe import learn_bpe
 from aiayn import storage
 from aiayn.cores import in_order
 from aiayn.corpus import Pair, Side, in_chunks
+from aiayn.schema import ConfigError
 from aiayn.tokenizer import UNK, Tokenizer, forget_rarest
 
 # Paper: "about 37000 tokens" are 32K merges and the characters of the released code's corpus
@@ -79,7 +80,7 @@ def load(model: Path) -> Tokenizer | MosesBpe:
 def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> None:
     """Learns up to MERGES merges from both sides into the file `model`; the same pairs give the same bytes.
 
-    Raises ValueError when nothing in the text is seen twice.
+    Raises ConfigError when nothing in the text is seen twice.
     """
     words: Counter[str] = Counter()
     chunks = in_chunks(pairs, _PAIRS_AT_ONCE)
@@ -99,7 +100,7 @@ def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> Non
             learn_bpe(text, written, MERGES, is_dict=True)
     merges = written.getvalue().split("\n")[1:-1]
     if not merges:
-        raise ValueError(
+        raise ConfigError(
             "tokenizer=paper: no two letters stand together twice in this text: use tokenizer=sentencepiece"
         )
     bpe = BPE(io.StringIO("\n".join(["#version: 0.2", *merges]), newline="\n"))

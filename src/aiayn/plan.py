@@ -7,6 +7,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from aiayn import config, devices, flops, jobs, prepare, wmt
+from aiayn.corpus import DataError
 from aiayn.dataset import Dataset, read
 from aiayn.devices import Turn
 from aiayn.evaluate import parameters
@@ -218,10 +219,10 @@ def refusals(planned: list[Row], written: list[Disk]) -> list[str]:
 
 def main(run: Config) -> None:
     """Prints the plan, then raises what stands in its way: ConfigError, or DataError for damaged text."""
-    failure: ValueError | None = None
+    failure: ConfigError | DataError | None = None
     try:
         corpus = corpus_of(run)
-    except ValueError as error:
+    except (ConfigError, DataError) as error:
         failure, corpus = error, Corpus(found=f"REFUSED: {error}")
     planned = [estimate(row, corpus) for row in rows(run)]
     hardware = run.hardware

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from aiayn import progress, signals, wmt
+from aiayn import progress, wmt
 from aiayn.config import prepared_folder
 from aiayn.corpus import EMBEDDED, Files, Selection, Text, fingerprints
 from aiayn.dataset import SPLITS, Dataset, Origin
@@ -39,11 +39,8 @@ def sources(data: Data) -> Text:
     }
 
 
-def prepare(config: Config, tell: Callable[[str], None], heed: Callable[[], None] = lambda: None) -> Dataset:
-    """The encoded corpus under its `prepared_folder`; made only once.
-
-    `heed` is called again and again, also while it waits for the network or for another process, and may raise.
-    """
+def prepare(config: Config, tell: Callable[[str], None]) -> Dataset:
+    """The encoded corpus under its `prepared_folder`; made only once."""
     check(config)
     data = config.data
     corpus = downloaded(data)
@@ -51,10 +48,10 @@ def prepare(config: Config, tell: Callable[[str], None], heed: Callable[[], None
         text = sources(data)
         origin = Origin(fingerprints(text), lambda: text)
     else:
-        origin = Origin(wmt.identity(corpus), partial(_fetched, corpus, config, tell, heed))
+        origin = Origin(wmt.identity(corpus), partial(_fetched, corpus, config, tell))
     moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
     into, chosen = prepared_folder(config), selection(config.scale)
-    return prepare_dataset(into, origin, data.vocab_size, data.max_length, tell, moses, heed, chosen)
+    return prepare_dataset(into, origin, data.vocab_size, data.max_length, tell, moses, chosen)
 
 
 def selection(scale: Scale) -> Selection:
@@ -81,18 +78,18 @@ def archives(config: Config) -> Path:
     return Path(config.data.source or Path(config.prepared) / "downloads")
 
 
-def _fetched(corpus: wmt.Corpus, config: Config, tell: Callable[[str], None], heed: Callable[[], None]) -> Text:
+def _fetched(corpus: wmt.Corpus, config: Config, tell: Callable[[str], None]) -> Text:
     tell(f"{config.data.name}: {wmt.estimate(corpus, archives(config), Path(config.prepared))}")
     if not config.data.source:
-        wmt.fetch(corpus, archives(config), tell, heed)
+        wmt.fetch(corpus, archives(config), tell)
     wmt.check(corpus.archives, archives(config), tell, brought=bool(config.data.source))
     return wmt.text(corpus, archives(config), tell)
 
 
 def main(config: Config) -> None:
     """Prepares and prints what was kept, what was dropped and why."""
-    with signals.StopFlag() as stop, progress.stages("prepare") as tell:
-        dataset = prepare(config, tell, stop.heed)
+    with progress.stages("prepare") as tell:
+        dataset = prepare(config, tell)
     print(f"{dataset.folder}: {dataset.tokenizer.vocab_size} pieces, SHA-256 {dataset.sha256}")
     for split, counts in dataset.manifest["splits"].items():
         dropped = ", ".join(f"{count} {reason}" for reason, count in counts["dropped"].items() if count) or "none"

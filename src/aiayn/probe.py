@@ -6,7 +6,9 @@ import io
 import multiprocessing
 import os
 import resource
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -185,6 +187,15 @@ def processes(count: int) -> ProcessPoolExecutor:
 def _begin(barrier: Any) -> None:
     global _wait_for_others
     _wait_for_others = partial(barrier.wait, PATIENCE)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    # The kernel's word would come when the server of forks dies, which lives as long as this process
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _peak_mb(gpu: bool) -> float:

@@ -14,7 +14,7 @@ from tabulate import tabulate
 from aiayn.claims import METRICS, MIN_ROWS, rank_correlation
 from aiayn.columns import STATUS, Cell, Column, columns_of, number_text, rows_of, signed_text, value_text
 from aiayn.results import DEFINITION, PAPER_DATA, Run, Table, comparable, factors, look_up, unlike
-from aiayn.schema import Config
+from aiayn.schema import Config, ConfigError
 
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
 # What a terminal leaves out, the first that fits: a row's letter, its name, or its cells say the same.
@@ -25,13 +25,13 @@ def render(table: Table, format: str, console: Console | None = None) -> str:
     """The table as text in a format: `terminal`, `md`, `csv` or `latex`.
 
     For the terminal it is as wide and as coloured as `console` (standard output when none is given) allows; a file or a
-    pipe gets every column, without colour. ValueError for another format.
+    pipe gets every column, without colour. ConfigError for another format.
     """
     if format == "terminal":
         return _terminal(table, console or Console())
     formats: dict[str, Callable[[Table], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
     if format not in formats:
-        raise ValueError(f"format={format}: must be one of terminal, {', '.join(formats)}")
+        raise ConfigError(f"format={format}: must be one of terminal, {', '.join(formats)}")
     return formats[format](table)
 
 

@@ -336,7 +336,7 @@ def _steps_done(metrics: Path) -> int:
             step = json.loads(line)["step"]
             if isinstance(step, int):
                 return step
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, storage.StorageError, ValueError, TypeError, KeyError, RecursionError):
         pass  # Damaged curves are for train to refuse; here they only say how far a half-done run came.
     return 0
 

@@ -1,8 +1,10 @@
 """The same Transformer, with the same weights, in other people's code: what `aiayn bench` measures ours against."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from aiayn.attention import MemoryAttention, SelfAttention
 from aiayn.batching import Batch
-from aiayn.export import NORM_EPSILON, marian, positions, standard_projections, written
+from aiayn.export import NORM_EPSILON, marian, positions, standard_projections, write
 from aiayn.tokenizer import BOS, EOS, PAD
 from aiayn.transformer import DecoderLayer, LearnedPositions, Transformer
 
@@ -269,10 +271,11 @@ def _ctranslate2(model: Transformer, compute_type: str, batches_at_once: int, th
     import ctranslate2
 
     pieces = [str(number) for number in range(model.embedding.num_embeddings)]
-    with written(model, pieces, "ctranslate2") as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        write(model, pieces, "ctranslate2", Path(folder))
         device = "cuda" if model.embedding.weight.is_cuda else "cpu"
         translator = ctranslate2.Translator(
-            str(folder), device, compute_type=compute_type, inter_threads=batches_at_once, intra_threads=threads
+            folder, device, compute_type=compute_type, inter_threads=batches_at_once, intra_threads=threads
         )
 
     def decode(sentences: Sequence[list[int]], beam_size: int) -> list[list[int]]:

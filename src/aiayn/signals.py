@@ -1,19 +1,66 @@
-"""How a process is asked to stop: a signal sets a flag, and no worker outlives the command that started it."""
+"""How a process is stopped: by a signal, by the end of its parent, by a reader that leaves."""
 
 import ctypes
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+EXIT_CODE = 75
+# A terminal sends Ctrl-C to a worker, and its parent sends it again
+SAME_REQUEST_SECONDS = 1.0
 
 
-class Interrupted(Exception):
-    """A signal asked the run to stop; everything it needs to go on is on the disk."""
+class Interrupted(BaseException):
+    """A signal asks this process to stop; everything that it needs to continue is on the disk.
+
+    Not an Exception: a library that survives errors must not survive this one.
+    """
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Inside, SIGTERM, SIGINT and SIGUSR1 raise Interrupted in the main thread, wherever it is.
+
+    Files are safe at any point, because `storage` gives a file its name only when it is complete.
+    """
+    raised = -SAME_REQUEST_SECONDS
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal raised
+        now = time.monotonic()
+        if now - raised >= SAME_REQUEST_SECONDS:
+            raised = now
+            raise interrupted(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, interrupt) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Inside, Interrupted ends the process with code 75 and one line, and a reader that leaves ends it silently."""
+    try:
+        yield
+    except Interrupted as interrupted:
+        print(f"aiayn: {interrupted}", file=sys.stderr)
+        sys.exit(EXIT_CODE)
+    except BrokenPipeError:
+        if not reader_has_left():
+            raise
+        die_of_closed_pipe()
 
 
 class StopFlag:
@@ -21,6 +68,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.asked = ""
+        self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         self.before = {number: signal.getsignal(number) for number in STOPPING}
@@ -28,21 +76,42 @@ class StopFlag:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+        self.restore()
 
     def listen(self) -> None:
         """Sets the handlers, again when a library has put its own in their place."""
         for number in STOPPING:
             signal.signal(number, self._note)
 
-    def heed(self, remedy: str = "repeat the command to go on from here") -> None:
-        """Raises Interrupted when a signal has come; call only where everything is on the disk."""
+    def restore(self) -> None:
+        """Sets the handlers that stood before the block."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raises Interrupted when a signal has come."""
         if self.asked:
-            raise Interrupted(f"stopped by {self.asked}; {remedy}")
+            raise interrupted(self.asked)
 
     def _note(self, number: int, frame: object) -> None:
         self.asked = signal.Signals(number).name
+
+
+def interrupted(name: str) -> Interrupted:
+    return Interrupted(f"stopped by {name}; repeat the command to go on from here")
+
+
+def reader_has_left() -> bool:
+    """True when the standard output is a pipe that its reader has closed, as `head` does."""
+    output = select.poll()
+    output.register(1, 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
+
+
+def die_of_closed_pipe() -> None:
+    """Ends this process as the shell expects of one whose reader has left: killed by SIGPIPE, without a word."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)
 
 
 def requeue() -> str:
@@ -78,3 +147,14 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(kill_when_parent_dies, signal.SIGKILL)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve(parent: int) -> None:
+    """Leaves the end of this process to its parent, which Ctrl-C and a group's SIGTERM reach as well.
+
+    For a child that was started while STOPPING is blocked, so that no signal finds it half started.
+    """
+    die_with(parent)
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)

@@ -4,18 +4,22 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, BinaryIO
 
 # Where a process can die, a disk refuse or time pass, in the order in which a file goes through them
 POINTS = ("locked", "opened", "written", "synced", "renamed", "appending", "appended", "removing", "removed")
 
 
-# Between two tries for a lock: how late a signal is heeded, and a free lock noticed, at most
+# Between two tries for a lock: how late a free one is noticed, at most
 LOCK_SECONDS = 0.1
+# Another host's temporary file is abandoned after so long: only that host knows whether its process lives
+ABANDONED_SECONDS = 86_400.0
 
 
 class StorageError(Exception):
@@ -38,7 +42,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     Written beside its destination, never in $TMPDIR, which may be another file system; flushed to the disk, renamed,
     and the folder flushed too. Raises StorageError with path and size when the disk is full or refuses.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
         _make_folder(path.parent)
         with temporary.open("wb") as file:
@@ -54,6 +58,25 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):  # the error that says more is on its way
             temporary.unlink()
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder for a library that writes its own files; when the block ends, they move into `folder`.
+
+    It lies beside its destination and is gone afterwards. Each file appears complete or not at all.
+    """
+    staging = _temporary(folder)
+    try:
+        _make_folder(staging)
+        yield staging
+        _make_folder(folder)
+        for file in sorted(staging.iterdir()):
+            adopt(file, folder / file.name)
+    except OSError as error:
+        raise StorageError(f"cannot write {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def write_bytes(path: Path, data: bytes | memoryview) -> None:
@@ -125,11 +148,17 @@ def disk_of(folder: Path) -> int:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file written by `append_lines`, without a torn last one; none when the file is missing."""
+    """The lines of a file written by `append_lines`, without a torn last one; none when the file is missing.
+
+    Raises StorageError for a line that is not UTF-8.
+    """
     if not path.exists():
         return []
     *whole, _torn = path.read_bytes().split(b"\n")
-    return [line.decode() for line in whole]
+    try:
+        return [line.decode() for line in whole]
+    except UnicodeDecodeError as error:
+        raise StorageError(f"{path} is damaged, it is not UTF-8 ({error}): restore it, or delete its folder") from error
 
 
 def remove(path: Path) -> None:
@@ -143,9 +172,13 @@ def remove(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what killed processes were writing into `folder`; for whoever holds the folder's lock."""
+    """Removes what killed processes of this host were writing into `folder`, and of any host what is a day old."""
     for path in folder.glob(".*.tmp"):
-        remove(path)
+        if _is_abandoned(path):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                remove(path)
 
 
 def sha256(path: Path) -> str:
@@ -155,17 +188,11 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def lock(
-    path: Path,
-    *,
-    wait: bool,
-    tell: Callable[[str], None] = lambda message: None,
-    heed: Callable[[], None] = lambda: None,
-) -> Iterator[None]:
+def lock(path: Path, *, wait: bool, tell: Callable[[str], None] = lambda message: None) -> Iterator[None]:
     """Holds `path` for this process; the kernel drops it with the process, so a dead owner never blocks anyone.
 
-    When `wait`, waits for the owner: `tell` hears once for whom, and `heed` is called again and again, and may raise.
-    Otherwise raises InUse with the owner's process and host.
+    When `wait`, waits for the owner: `tell` hears once for whom. Otherwise raises InUse with the owner's process and
+    host.
     """
     try:
         _make_folder(path.parent)
@@ -182,7 +209,6 @@ def lock(
             if not waiting:
                 tell(f"waiting: {in_use}")
                 waiting = True
-            heed()
             time.sleep(LOCK_SECONDS)
         try:
             _sign(file, f"process {os.getpid()} on {os.uname().nodename}")
@@ -214,6 +240,25 @@ def _give_name(written: Path, path: Path) -> None:
     written.replace(path)
     fault("renamed", path)
     _flush_folder(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    """A name beside `path` that no other process has, on any host; `_is_abandoned` reads it back."""
+    return path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{token_hex(4)}.tmp")
+
+
+def _is_abandoned(temporary: Path) -> bool:
+    *written, process, _, _ = temporary.name.split(".")
+    try:
+        if time.time() - temporary.stat().st_mtime > ABANDONED_SECONDS:
+            return True
+        if ".".join(written).endswith(f".{os.uname().nodename}"):
+            os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it has its name by now, or its process is another user's
+        pass
+    return False
 
 
 def _existing(folder: Path) -> Path:

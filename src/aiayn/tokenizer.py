@@ -2,8 +2,9 @@
 
 import io
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import numpy.typing as npt
 import sentencepiece
 
 from aiayn import storage
+from aiayn.cores import in_order
 from aiayn.corpus import Side
+from aiayn.schema import ConfigError
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 MAX_WORDS = 3_000_000
@@ -21,6 +24,9 @@ MAX_COUNTED_LETTERS = 2**26
 """Letters of those words, for in text without spaces a word is a line; up to twice as many are in memory."""
 MAX_LETTERS = 20_000_000
 """Letters of the words that pieces are learned from, the most frequent ones: SentencePiece takes 50 bytes for each."""
+
+WORDS_AT_ONCE = 10_000
+"""Words that are trained on in this process: a second's work. More go to one that a signal's end can kill."""
 
 # SentencePiece writes a space as U+2581, learns nothing from lines with U+2585 or NUL, takes a count after a tab, and
 # cuts lines where the name of a special token stands: so those characters travel as escapes, the special tokens have
@@ -65,47 +71,69 @@ class Tokenizer:
 def learn(lines: Iterable[str], vocab_size: int, model: Path) -> None:
     """Learns `vocab_size` pieces from lines of any length into the file `model`; the same lines give the same bytes.
 
-    Raises ValueError naming data.vocab_size when it is too large or too small for the text.
+    Raises ConfigError naming data.vocab_size when it is too large or too small for the text.
     """
     words, alphabet = count_words(lines)
     keep_most_frequent(words, MAX_WORDS, MAX_LETTERS)
 
-    def counted() -> Iterator[str]:
-        while words:  # SentencePiece has copied a word before it asks for the next
-            word, count = words.popitem()
-            yield f"{word}\t{count}"
+    def counted() -> Iterator[tuple[list[str], bool]]:
+        while len(words) > WORDS_AT_ONCE:
+            yield [_with_count(*words.popitem()) for _ in range(WORDS_AT_ONCE)], False
+        yield [_with_count(*words.popitem()) for _ in range(len(words))], True
 
-    written = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=counted(),
-            input_format="tsv",
-            model_writer=written,
-            model_type="bpe",
-            vocab_size=vocab_size,
-            # Text comes back exactly: no Unicode normalisation, no squeezing of spaces, no rare character left out
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            character_coverage=1.0,
-            # SentencePiece counts coverage in float32 and so forgets a character seen once in 34 million
-            required_chars="".join(sorted(alphabet)),
-            # SentencePiece would silently leave out lines over 4192 bytes
-            max_sentence_length=2**30,
-            # The count stands in the file's bytes, so it must not follow the machine
-            num_threads=4,
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            pad_piece=_ESCAPE + "pad",
-            unk_piece=_ESCAPE + "unk",
-            bos_piece=_ESCAPE + "bos",
-            eos_piece=_ESCAPE + "eos",
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise _explained(error, vocab_size) from error
-    storage.write_bytes(model, written.getvalue())
+    *_, written = in_order(partial(_Training, vocab_size, "".join(sorted(alphabet))), counted(), 1, apart=True)
+    storage.write_bytes(model, written)
+
+
+class _Training:
+    """SentencePiece's training, given the counted words in parts; the last part returns the model's bytes."""
+
+    def __init__(self, vocab_size: int, alphabet: str) -> None:
+        self.vocab_size, self.alphabet = vocab_size, alphabet
+        self.words: deque[str] = deque()
+
+    def __call__(self, part: tuple[list[str], bool]) -> bytes:
+        words, is_last = part
+        self.words += words
+        return self._train() if is_last else b""
+
+    def _train(self) -> bytes:
+        written = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                # SentencePiece has copied a word before it asks for the next
+                sentence_iterator=(self.words.popleft() for _ in range(len(self.words))),
+                input_format="tsv",
+                model_writer=written,
+                model_type="bpe",
+                vocab_size=self.vocab_size,
+                # Text comes back exactly: no Unicode normalisation, no squeezing of spaces, no rare character left out
+                normalization_rule_name="identity",
+                remove_extra_whitespaces=False,
+                character_coverage=1.0,
+                # SentencePiece counts coverage in float32 and so forgets a character seen once in 34 million
+                required_chars=self.alphabet,
+                # SentencePiece would silently leave out lines over 4192 bytes
+                max_sentence_length=2**30,
+                # The count stands in the file's bytes, so it must not follow the machine
+                num_threads=4,
+                pad_id=PAD,
+                unk_id=UNK,
+                bos_id=BOS,
+                eos_id=EOS,
+                pad_piece=_ESCAPE + "pad",
+                unk_piece=_ESCAPE + "unk",
+                bos_piece=_ESCAPE + "bos",
+                eos_piece=_ESCAPE + "eos",
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise _explained(error, self.vocab_size) from error
+        return written.getvalue()
+
+
+def _with_count(word: str, count: int) -> str:
+    return f"{word}\t{count}"
 
 
 def count_words(
@@ -153,7 +181,7 @@ def _unescape(text: str) -> str:
 
 def _explained(error: RuntimeError, vocab_size: int) -> Exception:
     if match := re.search(r"to a value <= (\d+)", str(error)):
-        return ValueError(f"data.vocab_size is {vocab_size}, but this text gives at most {match[1]} pieces: lower it")
+        return ConfigError(f"data.vocab_size is {vocab_size}, but this text gives at most {match[1]} pieces: lower it")
     if match := re.search(r"required_chars\. -?\d+ vs (\d+)", str(error)):
-        return ValueError(f"data.vocab_size is {vocab_size}, but this text needs at least {match[1]}: raise it")
+        return ConfigError(f"data.vocab_size is {vocab_size}, but this text needs at least {match[1]}: raise it")
     return error

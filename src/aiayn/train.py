@@ -20,7 +20,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
-from aiayn import checkpoint, config, jobs, progress, storage
+from aiayn import checkpoint, config, jobs, progress, signals, storage
 from aiayn.batching import rows_of_part
 from aiayn.callbacks import Bar, Dev, Record, Save
 from aiayn.corpus import DataError
@@ -31,7 +31,7 @@ from aiayn.lightning_model import LightningTransformer, NonFinite
 from aiayn.linear import compute_with
 from aiayn.prepare import prepare
 from aiayn.schema import Config, ConfigError
-from aiayn.signals import Interrupted, StopFlag
+from aiayn.signals import StopFlag
 from aiayn.transformer import Transformer
 from aiayn.view import TRANSLATIONS, dev_row, samples, view
 
@@ -55,12 +55,12 @@ RECIPE = (
     *("warmup_steps", "label_smoothing", "learning_rate_factor"),
     *("adam_beta1", "adam_beta2", "adam_epsilon"),
 )
-# The first that fits: a ValueError names a field that the user can change.
+# Every other error is ours: it leaves a traceback
 CODES = {
     NonFinite: jobs.NON_FINITE,
     DataError: jobs.BAD_DATA,
     storage.StorageError: jobs.STORAGE,
-    ValueError: jobs.WRONG_CONFIGURATION,
+    ConfigError: jobs.WRONG_CONFIGURATION,
 }
 
 
@@ -75,45 +75,35 @@ def train(run: Config, folder: Path) -> None:
         raise ConfigError(f"hardware.devices={run.hardware.devices}: torchrun started {ranks} ranks; start as many")
     can_search(run.decoding)  # now, and not after hours of training
     compute_with(run.hardware.threads)
-    with StopFlag() as stop:
-        with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as tell:
-            dataset = prepare(run, tell, stop.heed)
-        stop.heed()
-        if rank == 0:
-            jobs.check_data(folder, dataset.sha256)
-        module = LightningTransformer(
-            build(run, dataset.tokenizer.vocab_size),
-            d_model=run.model.d_model,
-            seed=run.seed,
-            **{key: getattr(run.training, key) for key in RECIPE},
+    with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as tell:
+        dataset = prepare(run, tell)
+    if rank == 0:
+        jobs.check_data(folder, dataset.sha256)
+    module = LightningTransformer(
+        build(run, dataset.tokenizer.vocab_size),
+        d_model=run.model.d_model,
+        seed=run.seed,
+        **{key: getattr(run.training, key) for key in RECIPE},
+    )
+    saved = checkpoint.newest(folder / "checkpoints")
+    if saved:
+        with checkpoint.fitting(saved[0]):
+            module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
+        say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
+    with view(run, folder, rank) as show:
+        device, devices = devices_at_work(run)
+        record = Record(
+            folder / "metrics.jsonl", module.updates_done, show, writes=rank == 0, device=device, devices=devices
         )
-        saved = checkpoint.newest(folder / "checkpoints")
-        if saved:
-            with checkpoint.fitting(saved[0]):
-                module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
-            say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
-        with view(run, folder, rank) as show:
-            device, devices = devices_at_work(run)
-            record = Record(
-                folder / "metrics.jsonl",
-                module.updates_done,
-                show,
-                writes=rank == 0,
-                device=device,
-                devices=devices,
-            )
-            if module.updates_done < run.training.max_steps:
+        if module.updates_done < run.training.max_steps:
+            with StopFlag() as stop:
                 fit(run, folder, module, dataset, record, ranks, stop)
-            if rank == 0:
-                say(f"{run.experiment}: decoding the dev set")
-                what, sentences = f"{run.experiment}: decoding", len(dataset.pairs("dev"))
-                with progress.counted(what, sentences, "sentences") as done:
-
-                    def decoded(more: int) -> None:
-                        done(more)
-                        stop.heed()  # between two batches
-
-                    finish(run, folder, module.transformer, dataset, record, show, decoded)
+            stop.check()  # it came during the last update
+        if rank == 0:
+            say(f"{run.experiment}: decoding the dev set")
+            what, sentences = f"{run.experiment}: decoding", len(dataset.pairs("dev"))
+            with progress.counted(what, sentences, "sentences") as done:
+                finish(run, folder, module.transformer, dataset, record, show, done)
 
 
 def fit(
@@ -290,15 +280,18 @@ def main(folder: Path, run: Config | None = None) -> int:
     try:
         rank = os.environ.get("RANK", "0")
         # Rank 0 of several takes the same lock as a worker that is alone: there is one run to a folder
-        with storage.lock(folder / (".lock" if rank == "0" else f".lock{rank}"), wait=False):
+        lock = storage.lock(folder / (".lock" if rank == "0" else f".lock{rank}"), wait=False)
+        with signals.interrupting(), lock:
             train(run or config.read(folder / "config.yaml"), folder)
-    except Interrupted as error:
+    except signals.Interrupted as error:
         print(error, flush=True)
         return jobs.INTERRUPTED
     except tuple(CODES) as error:
         code = next(code for kind, code in CODES.items() if isinstance(error, kind))
         return fail(folder, code, str(error))
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and signals.reader_has_left():
+            raise
         print(jobs.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
         return fail(folder, jobs.FAILED, f"{type(error).__name__}: {error}")
     return jobs.DONE

@@ -4,6 +4,8 @@ from importlib import metadata
 
 from packaging.specifiers import SpecifierSet
 
+from aiayn.schema import ConfigError
+
 REFUSED = (
     ("pytorch-lightning", "==2.6.2", "is malicious"),
     ("pytorch-lightning", "==2.6.3", "is malicious"),
@@ -16,11 +18,11 @@ REFUSED = (
 
 
 def refuse() -> None:
-    """ValueError names an installed package of a version that is known to be bad, and the remedy."""
+    """ConfigError names an installed package of a version that is known to be bad, and the remedy."""
     for name, bad, why in REFUSED:
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
         if SpecifierSet(bad, prereleases=True).contains(installed):
-            raise ValueError(f"{name} {installed} {why}: pip install -c constraints.txt -e '.[dev]'")
+            raise ConfigError(f"{name} {installed} {why}: pip install -c constraints.txt -e '.[dev]'")

@@ -137,15 +137,15 @@ def estimate(corpus: Corpus, archives: Path, prepared: Path) -> str:
     return f"{sizes}; {_size(free)} are free"
 
 
-def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None], heed: Callable[[], None]) -> None:
+def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None]) -> None:
     """Every archive, whole, in `downloads`: what is there is not asked for, what broke off is gone on with.
 
-    One process downloads while others wait for it. A terminal sees bars, a log one line for each file. `heed` is called
-    again and again, and may raise. Raises DataError with what to bring by hand when a server does not give its file.
+    One process downloads while others wait for it. A terminal sees bars, a log one line for each file. Raises DataError
+    with what to bring by hand when a server does not give its file.
     """
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with (
-        storage.lock(downloads / ".lock", wait=True, tell=tell, heed=heed),
+        storage.lock(downloads / ".lock", wait=True, tell=tell),
         progress.bars(*columns, TimeRemainingColumn()) as bars,
     ):
         for remote in corpus.archives:
@@ -161,7 +161,6 @@ def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None], heed: Ca
                     downloads,
                     lambda there, bar=bar: bars.update(bar, completed=there),  # type: ignore[misc]
                     tell,
-                    heed,
                 )
             except download.Unavailable as error:
                 every = " ".join(remote.url for remote in corpus.archives)

@@ -17,9 +17,10 @@ def main(folder: Path) -> int:
     """Trains the run of a folder and returns the exit code."""
     signals.die_with_parent()
     faulthandler.enable()  # a worker that crashes or is aborted leaves in its log where it was
-    from aiayn import train  # takes seconds
+    with signals.interrupting(), signals.reported():
+        from aiayn import train  # takes seconds
 
-    return train.main(folder)
+        return train.main(folder)
 
 
 def as_rank(run: Config) -> int:

@@ -56,7 +56,7 @@ class Rows(BasicSweeper):
 
     def codes(self, points: Sequence[Sequence[str]]) -> list[int]:
         """The exit codes of runs that somebody else's launcher has started. Exits when it is stopped or fails."""
-        from aiayn import cli
+        from aiayn import cli, signals
 
         assert self.launcher is not None
         assert self.config is not None
@@ -64,7 +64,7 @@ class Rows(BasicSweeper):
         remedy = IN_THE_QUEUE if "slurm" in name else "; repeat the command to go on from here"
         try:
             ended = self.launcher.launch(points, initial_job_idx=0)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, signals.Interrupted):  # some launchers set a handler of their own
             cli.fail(f"stopped{remedy}", 75)
         except Exception as error:  # of a type of its own: no cluster, a job that it has lost
             cause = " ".join(f"{type(error).__name__}: {error}".split())
