@@ -80,8 +80,8 @@ class MemoryAttention(nn.Module):
 
 def split_heads(x: Tensor, packing: Packing, num_heads: int, widths: tuple[int, ...]) -> list[Tensor]:
     """Packed (T, H * (K + K' + ...)) as padded (B, H, L, K), (B, H, L, K'), ..., zero where no token is."""
-    parts = packing.pad(x).split([num_heads * width for width in widths], -1)  # (B, L, H * K), ...
-    return [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts]
+    parts = torch.split(packing.pad(x), [num_heads * width for width in widths], -1)  # (B, L, H * K), ...
+    return [part.view(*part.shape[:2], num_heads, -1).transpose(1, 2) for part in parts]
 
 
 def merge_heads(heads: Tensor, packing: Packing) -> Tensor:

@@ -25,8 +25,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch with its tokens on `device`; the offsets stay on the host, which computes sizes from them."""
-        tokens = {name: to_device(getattr(self, name), device) for name in ("source", "target", "target_input")}
-        return replace(self, **tokens)
+        source, target, target_input = (to_device(x, device) for x in (self.source, self.target, self.target_input))
+        return replace(self, source=source, target=target, target_input=target_input)
 
 
 class Packing:
@@ -54,7 +54,8 @@ class Packing:
     def pad(self, packed: Tensor) -> Tensor:
         """Packed (rows, ...) as padded (B, L, ...), zero where no token is."""
         padded = packed.new_zeros(len(self.lengths) * self.max_length, *packed.shape[1:])
-        return padded.index_copy(0, self.place, packed[: self.tokens]).unflatten(0, (-1, self.max_length))
+        padded = padded.index_copy(0, self.place, packed[: self.tokens])
+        return padded.view(len(self.lengths), self.max_length, *packed.shape[1:])
 
     def unpad(self, padded: Tensor) -> Tensor:
         """Padded (B, L, ...) as packed (rows, ...): the inverse of `pad`, zero in rows of no sentence."""

@@ -56,7 +56,7 @@ class IncrementalDecoding:
     def __init__(self, transformer: Transformer, memory: Tensor, packing: Packing) -> None:
         self.transformer, self.num_tokens = transformer, 0
         self.memory_mask = packing.mask  # (B, 1, 1, L) or None
-        self.layers = [_LayerCache(layer, memory, packing) for layer in transformer.decoder]
+        self.layers = [_LayerCache(layer, memory, packing) for layer in transformer.decoder]  # type: ignore[arg-type]
 
     def step(self, tokens: Tensor) -> Tensor:
         """See Decoding."""
@@ -99,12 +99,14 @@ class _LayerCache:
         parts = attention.query_key_value(x).split(widths, -1)
         query, *new = (part.unflatten(-1, (attention.num_heads, 1, -1)) for part in parts)  # (B, W, H, 1, K)
         self.past = [torch.cat(pair, 3) for pair in zip(self.past, new, strict=True)] if self.past else new
-        heads, _ = scaled_dot_product_attention(query, *self.past, None)
+        keys, values = self.past
+        heads, _ = scaled_dot_product_attention(query, keys, values, None)
         return attention.output(heads.flatten(2))  # type: ignore[no-any-return]
 
     def _attend_to_memory(self, attention: MemoryAttention, x: Tensor, mask: Tensor | None) -> Tensor:
         queries = attention.query(x).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)  # (B, H, W, K)
-        heads, _ = scaled_dot_product_attention(queries, *self.memory, mask)
+        keys, values = self.memory
+        heads, _ = scaled_dot_product_attention(queries, keys, values, mask)
         return attention.output(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 

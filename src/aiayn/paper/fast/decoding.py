@@ -32,7 +32,7 @@ class FastDecoder:
         packing = HeadPacking(source_offsets, static_rows(len(source)), source.device)
         source = packing.fill(source)
         if self.encoder:
-            self.transformer.source_positions.extend(packing.bound)  # type: ignore[operator]
+            self.transformer.source_positions.extend(packing.bound)
             memory = self.transformer.embed_source(source, packing.positions)
             for kernel in self.encoder:
                 kernel.encode(memory, source_offsets)
@@ -160,7 +160,7 @@ class FastDecoding:
     def step(self, tokens: Tensor) -> Tensor:
         """The logits (B, W, vocabulary) after one more token (B, W) of each; the first are BOS, W = 1."""
         transformer = self.decoder.transformer
-        transformer.target_positions.extend(self.num_tokens + 1)  # type: ignore[operator]
+        transformer.target_positions.extend(self.num_tokens + 1)
         position = torch.full((1,), self.num_tokens, device=tokens.device)
         x = transformer.embed_target(tokens.flatten(), position)
         columns = self._reserve(tokens.size(1))

@@ -71,13 +71,13 @@ class CompiledHidden:
         target = _pack(batch.target_input, batch.target_offsets, self.rows)
         randomness = self.transformer.randomness(batch, source, target, seed_and_update)
         # Outside the graph, which then sees tables that are long enough
-        self.transformer.source_positions.extend(source.bound)  # type: ignore[operator]
-        self.transformer.target_positions.extend(target.bound)  # type: ignore[operator]
+        self.transformer.source_positions.extend(source.bound)
+        self.transformer.target_positions.extend(target.bound)
         # The one size that differs from batch to batch
         for packing in (source, target):
             torch._dynamo.mark_dynamic(packing.borders, 0)
         source_ids, target_ids = source.fill(batch.source), target.fill(batch.target_input)
-        return self.compiled(source_ids, source, target_ids, target, *randomness)[: target.tokens]  # type: ignore[no-any-return]
+        return self.compiled(source_ids, source, target_ids, target, *randomness)[: target.tokens]
 
     def stacks(
         self,
