@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import DECODERS, decoder, in_its_precision
+from table_model import BOS, EOS, Table, assert_same
 from torch import Tensor
 
 import aiayn.paper.beam_search
@@ -23,53 +24,8 @@ from aiayn.paper.fast import search as blocks
 from aiayn.paper.fast.model import accelerate
 from aiayn.paper.transformer import Transformer
 
-BOS, EOS = 2, 3
 SOURCES = [[5, 7, EOS], [11, EOS], [4, 4, 6, 5, 9, EOS], [8, 10, 12, 13, EOS], [7, EOS]]
 LogProbabilities = Callable[[Sequence[int], Sequence[int]], list[float]]  # of the next token, given source and prefix
-
-
-def prefix_hash(tokens: Sequence[int], state: int = 1) -> int:
-    for token in tokens:
-        state = (state * 31 + token + 7) % 10_007
-    return state
-
-
-class Table(torch.nn.Module):
-    """A model that looks the next token's logits up by a hash of the source and the whole prefix."""
-
-    def __init__(self, vocab_size: int, seed: int = 0, eos_bias: float = 0.0) -> None:
-        super().__init__()
-        random = torch.Generator().manual_seed(seed)
-        self.table = torch.nn.Parameter(2 * torch.randn(10_007, vocab_size, generator=random, dtype=torch.float64))
-        with torch.no_grad():
-            self.table[:, EOS] += eos_bias
-        self.steps = self.rows = 0
-        self.device = self.table.device
-
-    def start(self, source: Tensor, source_offsets: Tensor) -> TableDecoding:
-        sentences = source.tensor_split(source_offsets[1:-1])
-        return TableDecoding(self, torch.tensor([[prefix_hash(sentence.tolist())] for sentence in sentences]))
-
-    def log_probabilities(self, source: Sequence[int], prefix: Sequence[int]) -> list[float]:
-        logits = self.table[prefix_hash([BOS, *prefix], prefix_hash(source))]
-        return logits.detach().log_softmax(-1).tolist()
-
-
-class TableDecoding:
-    def __init__(self, model: Table, state: Tensor) -> None:
-        self.model, self.state = model, state  # (B, W)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        assert tokens.shape == self.state.shape
-        self.model.steps, self.model.rows = self.model.steps + 1, self.model.rows + len(tokens)
-        self.state = (self.state * 31 + tokens + 7) % 10_007
-        return self.model.table[self.state]
-
-    def reorder(self, parents: Tensor) -> None:
-        self.state = self.state.gather(1, parents)
-
-    def keep(self, rows: Tensor) -> None:
-        self.state = self.state[rows]
 
 
 CONTINUATIONS = {
@@ -127,12 +83,6 @@ def slow_search(model: LogProbabilities, source: Sequence[int], width: int, alph
         return Hypothesis(ids, log_probability, penalised(log_probability, len(ids), alpha), finished=False)
     score, log_probability, ids = max(finished)
     return Hypothesis(ids[:-1], log_probability, score, finished=True)
-
-
-def assert_same(ours: Hypothesis, expected: Hypothesis, tolerance: float = 1e-5) -> None:
-    assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
-    assert ours.log_probability == pytest.approx(expected.log_probability, rel=tolerance)
-    assert ours.score == pytest.approx(expected.score, rel=tolerance)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])

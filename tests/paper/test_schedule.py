@@ -1,7 +1,6 @@
 """Eq. 3 against values worked out by hand."""
 
 import pytest
-
 from aiayn.schedule import learning_rate
 
 
