@@ -1,7 +1,8 @@
 """Eq. 3 against values worked out by hand."""
 
 import pytest
-from aiayn.schedule import learning_rate
+
+from aiayn.paper.schedule import learning_rate
 
 
 @pytest.mark.parametrize(
