@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiayn import attention
+from aiayn.paper.fast import attention
 
 
 def _attend(
@@ -67,12 +67,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
         assert options["window_size"] in ((-1, 0), (-1, -1))
         return _varlen(q, k, v, cu_q, cu_k, max_q, max_k, options["scale"], options["window_size"] == (-1, 0))
 
-    made = attention.Sentences.__init__
+    made = attention.HeadPacking.__init__
 
-    def make(sentences: attention.Sentences, *arguments: Any, **options: Any) -> None:
-        made(sentences, *arguments, **options)
-        sentences.has_kernel = True
+    def make(packing: attention.HeadPacking, *arguments: Any, **options: Any) -> None:
+        made(packing, *arguments, **options)
+        packing.has_kernel = True
 
-    monkeypatch.setattr(attention.Sentences, "__init__", make)
+    monkeypatch.setattr(attention.HeadPacking, "__init__", make)
     monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
     monkeypatch.setattr(attention, "KERNEL_TYPES", {dtype})

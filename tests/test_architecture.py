@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,9 +12,17 @@ import pytest
 from aiayn import config, storage
 
 SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
+PACKAGES = {"aiayn", "aiayn.paper", "aiayn.paper.fast"}
 
+PAPER = (
+    *("batch", "schedule", "loss", "dropout", "attention", "layers", "transformer"),
+    *("incremental_decoding", "beam_search"),
+    *("fast.process", "fast.products", "fast.kernels", "fast.attention", "fast.cross_entropy", "fast.decoding"),
+    *("fast.search", "fast.model"),
+)
 # In dependency order: a module imports only from earlier ones.
 MODULES = (
+    *(f"paper.{module}" for module in PAPER),
     *(
         "schema",
         "config",
@@ -27,12 +36,9 @@ MODULES = (
         "tokenizer",
         "moses_bpe",
         "dataset",
-        "linear",
-        "kernels",
         "batching",
     ),
-    "dropout",
-    *("attention", "decoding", "transformer", "loss", "schedule", "beam_search", "metrics", "flops", "devices"),
+    *("search", "metrics", "flops", "devices"),
     *(
         "checkpoint",
         "gradients",
@@ -66,10 +72,6 @@ MODULES = (
         "__main__",
     ),
 )
-THE_PAPER = (
-    *("linear", "kernels", "attention", "decoding", "dropout"),
-    *("transformer", "loss", "schedule", "beam_search", "metrics"),
-)
 ROOMS = {
     "wandb": {"view", "dashboard"},
     "wandb_workspaces": {"dashboard"},
@@ -88,30 +90,43 @@ ROOMS = {
 }
 
 
-def imports(module: str) -> set[str]:
+def imports(path: Path) -> set[str]:
     """Every module that a file imports anywhere, `aiayn.x` as it is."""
     found = set()
-    for node in ast.walk(ast.parse((SOURCE / f"{module}.py").read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module == "aiayn":
-            found |= {f"aiayn.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module in PACKAGES:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
     return found
+
+
+def source(module: str) -> Path:
+    """The file of a module of MODULES."""
+    return SOURCE / f"{module.replace('.', '/')}.py"
+
+
+def module_of(path: Path) -> str:
+    """The name of the module in a source file, as in MODULES."""
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
 
 
 def upward(order: tuple[str, ...]) -> list[str]:
     return [
         f"{module} imports {name}"
         for place, module in enumerate(order)
-        for name in (found.removeprefix("aiayn.") for found in imports(module) if found.startswith("aiayn."))
+        for name in (found.removeprefix("aiayn.") for found in imports(source(module)) if found.startswith("aiayn."))
         if name not in order[:place]
     ]
 
 
 def test_every_module_is_in_the_order():
-    assert {path.stem for path in SOURCE.glob("*.py")} - {"__init__"} == set(MODULES)
+    files = {module_of(path) for path in SOURCE.rglob("*.py") if "plugins" not in path.parts}
+    packages = {f"aiayn.{module}".removesuffix(".__init__") for module in files if module.endswith("__init__")}
+    assert packages == PACKAGES
+    assert {module for module in files if not module.endswith("__init__")} == set(MODULES)
 
 
 def test_imports_point_one_way():
@@ -121,13 +136,60 @@ def test_imports_point_one_way():
 
 def test_each_library_has_its_rooms():
     for library, rooms in ROOMS.items():
-        found = {m for m in MODULES if any(name.split(".")[0] == library for name in imports(m))}
+        found = {m for m in MODULES if any(name.split(".")[0] == library for name in imports(source(m)))}
         assert found == rooms, library
 
 
-def test_the_papers_modules_know_no_framework():
-    for module in THE_PAPER:
-        assert not {"hydra", "omegaconf", "pytorch_lightning", "wandb", "aiayn.config"} & imports(module), module
+LOADED = """
+import os, sys
+import torch, torch.nn.attention.varlen
+alone = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
+for module in sys.argv[1:]:
+    sys.stdout.flush()
+    if os.fork() == 0:
+        try:
+            __import__(module)
+            ours = {name for name in sys.modules if name.startswith("aiayn.")}
+            print(module, *ours, *{name.partition(".")[0] for name in sys.modules} - alone - {"aiayn"}, flush=True)
+        finally:
+            os._exit(0)
+    os.wait()
+"""
+
+
+def loaded(modules: list[str]) -> dict[str, set[str]]:
+    """Of ours and of third parties what each module loads, alone in a process that has imported torch and no more.
+
+    Its module for variable lengths is one that `import torch` leaves out, and loads more of what torch uses.
+    """
+    done = subprocess.run([sys.executable, "-c", LOADED, *modules], capture_output=True, text=True, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return {module: set(names) for module, *names in lines}
+
+
+def test_the_papers_modules_load_each_other_and_torch_and_without_fast_nothing_of_it():
+    found = loaded(["aiayn.batching", *(f"aiayn.paper.{module}" for module in PAPER)])
+    control = found.pop("aiayn.batching")
+    assert {"aiayn.schema", "aiayn.paper.batch"} < control
+    assert len(found) == len(PAPER)
+    for module, names in found.items():
+        assert module in names
+        inside = "aiayn.paper" if ".fast" in module else "aiayn.paper(?!.fast)"
+        assert [name for name in names if not re.match(inside, name)] == [], module
+
+
+def test_the_papers_modules_import_nothing_else_later():
+    """Inside of their functions, where the test above would not see it."""
+    for module in PAPER:
+        tops = {name.partition(".")[0] for name in imports(source(f"paper.{module}"))}
+        assert tops <= {"aiayn", "torch"} | sys.stdlib_module_names, module
+    assert (
+        not {name.partition(".")[0] for name in imports(source("metrics"))} <= {"aiayn"} | sys.stdlib_module_names
+    )  # control
+
+
+def test_the_metrics_know_no_framework():
+    assert not {"hydra", "omegaconf", "pytorch_lightning", "wandb", "aiayn.config"} & imports(source("metrics"))
 
 
 WRITES = {"write_text", "write_bytes", "writelines", "touch", "mkdir", "unlink", "rmdir", "rename", "save", "dump"}
@@ -233,12 +295,29 @@ def test_a_run_writes_through_storage_alone(toy_run, tmp_path):
         watching = False
 
 
-def test_every_module_has_a_test_file():
-    tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
-    assert set(MODULES) - {"__main__"} <= tests
-
-
 TESTS = Path(__file__).parent
+FILES = {path.stem.removeprefix("test_"): path for path in TESTS.rglob("test_*.py")}
+# What is fast is tested together with what it equals
+TESTED_AS = {
+    "paper.fast.attention": "fast_attention",
+    "paper.fast.decoding": "incremental_decoding",
+    "paper.fast.search": "beam_search",
+    "paper.fast.process": "cross_entropy",
+}
+
+
+def test_every_module_has_a_test_file_in_its_folder():
+    for module in set(MODULES) - {"__main__"} - set(TESTED_AS):
+        path = TESTS.joinpath(*module.split("."))
+        assert path.with_name(f"test_{path.name}.py").exists(), module
+    for module, test in TESTED_AS.items():
+        assert f"aiayn.{module}" in imports(FILES[test]), module
+
+
+def test_no_two_test_files_have_one_name():
+    assert len(FILES) == len(list(TESTS.rglob("test_*.py")))
+
+
 ROW = re.compile(
     r"^\| *([^|]*?) *\|(.*)\|(.*)\|(.*)\|[^|]*\|$", re.MULTILINE
 )  # number, promise, tests, controls, seconds
@@ -251,7 +330,7 @@ def named(cell: str) -> set[tuple[str, str]]:
 
 def collected(session: pytest.Session, module: str) -> set[str]:
     """What pytest itself finds in a test file: its functions without their parameters, and its classes."""
-    path = TESTS / f"test_{module}.py"
+    path = FILES[module]
     items = list(pytest.Module.from_parent(session, path=path).collect())
     assert all(item.nodeid.startswith(path.relative_to(session.config.rootpath).as_posix()) for item in items)
     return {item.originalname if isinstance(item, pytest.Function) else item.name for item in items}

@@ -6,20 +6,22 @@ import re
 import numpy as np
 import pytest
 import torch
+from models import WAYS, Attach
 
 from aiayn import attention_maps, config
 from aiayn.attention_maps import KINDS, weights_of
-from aiayn.batching import Batch
+from aiayn.paper.batch import Batch
+from aiayn.paper.layers import DecoderLayer
+from aiayn.paper.transformer import Transformer
 from aiayn.schema import ConfigError
 from aiayn.tokenizer import BOS, EOS
-from aiayn.transformer import DecoderLayer, Transformer
 
 
 @pytest.fixture
-def model() -> Transformer:
+def model(attach: Attach) -> Transformer:
     torch.manual_seed(5)
     sizes = {"num_layers": 2, "d_model": 22, "d_ff": 29, "num_heads": 3, "d_k": 5, "d_v": 7}
-    return Transformer(**sizes, dropout=0.1, learned_positions=False, max_length=31, vocab_size=37)
+    return attach(Transformer(**sizes, dropout=0.1, learned_positions=False, max_length=31, vocab_size=37))
 
 
 @pytest.fixture
@@ -29,6 +31,7 @@ def batch() -> Batch:
     return Batch(*sides, torch.tensor([0, 5]), torch.tensor([0, 4]))
 
 
+@WAYS
 def test_there_are_weights_of_every_head_of_every_layer_and_each_row_sums_to_1(model, batch) -> None:
     found = weights_of(model, batch)
     shapes = {kind: [of_layer.shape for of_layer in layers] for kind, layers in found.items()}
@@ -41,6 +44,7 @@ def test_there_are_weights_of_every_head_of_every_layer_and_each_row_sums_to_1(m
     assert not (np.triu(found["encoder"][0], 1) == 0).all()  # control
 
 
+@WAYS
 def test_the_weights_are_those_that_made_the_models_own_output(model, batch) -> None:
     """The last layer's attention to the encoder, put together by hand from the weights, is what that layer returned."""
     layer = model.decoder[-1]
@@ -63,6 +67,7 @@ def test_the_weights_are_those_that_made_the_models_own_output(model, batch) -> 
     assert not torch.allclose(by_hand(weights.flip(-1)), output, atol=1e-3)  # control
 
 
+@WAYS
 def test_looking_leaves_the_model_as_it_was(model, batch) -> None:
     model.eval()
     before = model(batch)

@@ -90,7 +90,7 @@ def test_the_manuals_come_at_once_and_without_torch():
         "    try: cli.main()\n"
         "    except SystemExit: pass\n"
         "print(sorted({'torch', 'pytorch_lightning', 'wandb', 'sacrebleu', 'sentencepiece'} & set(sys.modules)))\n"
-        "import aiayn.loss; print('torch' in sys.modules)"  # control
+        "import aiayn.paper.loss; print('torch' in sys.modules)"  # control
     )
     began = time.monotonic()
     subprocess.run([sys.executable, "-m", "aiayn", "--help"], check=True, capture_output=True)

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from aiayn import config, contest, kernels, rivals, schema
+from aiayn import config, contest, rivals, schema
 from aiayn.batching import gather
 from aiayn.evaluate import build
+from aiayn.paper.fast import kernels
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.transformer import Transformer
 from aiayn.tokenizer import EOS
-from aiayn.transformer import Transformer
 
 
 @pytest.fixture
@@ -143,7 +145,7 @@ def test_decoding_compares_outputs_before_it_measures(run):
 
 def test_an_endless_model_is_still_one_whose_answers_depend_on_the_question(run):
     torch.manual_seed(3)
-    model = Transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25).eval()
+    model = accelerate(Transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25).eval())
     sources = np.random.default_rng(5).integers(EOS + 1, 25, (13, contest.OUTPUT_LENGTH - 1)).tolist()
     lengths = lambda: {len(ids) for ids in contest._our_decode(model, run, "fp32")(sources, 4)}  # noqa: E731
     assert lengths() != {contest.OUTPUT_LENGTH}  # control

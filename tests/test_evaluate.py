@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiayn import checkpoint, config, cores, evaluate, kernels, translate
+from aiayn import checkpoint, config, evaluate, translate
 from aiayn.batching import gather
 from aiayn.tokenizer import EOS
 
@@ -157,49 +157,6 @@ def test_other_text_than_the_run_was_trained_on_is_refused(run):
     (config.run_folder(run) / "data.sha256").write_text("0" * 64)
     with pytest.raises(config.ConfigError, match=r"data\.name: .* was begun on data with SHA-256 000000000000"):
         evaluate.trained(run)
-
-
-def sources_of(dataset) -> list[np.ndarray]:
-    pairs = dataset.pairs("test")
-    return [pairs.source_ids[i : j - 1] for i, j in zip(pairs.source_offsets, pairs.source_offsets[1:], strict=False)]
-
-
-def test_two_processes_find_the_bits_of_one_and_the_run_may_use_as_many_as_it_has_threads(run, monkeypatch):
-    model, dataset, _ = evaluate.trained(run)
-    monkeypatch.setattr(cores, "_available", lambda: 2)
-    for compiled in (False, kernels.COMPILER is not None):
-        how = dataclasses.replace(run.decoding, compile=compiled)
-        told: list[int] = []
-        one, two = (
-            evaluate.search(
-                model,
-                sources_of(dataset),
-                how,
-                dataclasses.replace(run.hardware, tokens_per_search=31, threads=count),
-                told.append,
-            )
-            for count in (1, 2)
-        )
-        assert one == two
-        assert len({tuple(hypothesis.ids) for hypothesis in one}) > 3
-        assert sum(told) == 2 * len(one)
-    asked: list[int] = []
-    forked = cores.forked
-    monkeypatch.setattr(cores, "forked", lambda *args, processes: asked.append(processes) or forked(*args, processes))
-    for accelerator, count in (("cpu", 3), ("gpu", 1)):
-        hardware = dataclasses.replace(run.hardware, threads=3, accelerator=accelerator)
-        evaluate.evaluate(model, dataset, "dev", dataclasses.replace(run, hardware=hardware))
-        assert asked.pop() == count
-
-
-def test_a_search_in_fewer_bits_finds_almost_the_same(run):
-    model, dataset, _ = evaluate.trained(run)
-    sources = sources_of(dataset)
-    full = evaluate.search(model, sources, run.decoding, run.hardware)
-    fewer = evaluate.search(model, sources, dataclasses.replace(run.decoding, precision="bf16"), run.hardware)
-    scores = [[hypothesis.score for hypothesis in found] for found in (full, fewer)]
-    assert scores[0] != scores[1]  # control: it is another arithmetic
-    assert np.allclose(*scores, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "translate"])

@@ -10,11 +10,14 @@ import torch
 
 from aiayn import cli, config, evaluate, export, schema, storage
 from aiayn.batching import gather
-from aiayn.beam_search import Hypothesis, translate_ids
 from aiayn.contest import endless
 from aiayn.dataset import Pairs
+from aiayn.paper.beam_search import Hypothesis
+from aiayn.paper.fast.decoding import FastDecoder
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.transformer import Transformer
+from aiayn.search import translate_ids
 from aiayn.tokenizer import BOS, EOS, Tokenizer
-from aiayn.transformer import Transformer
 
 VOCABULARY = 101
 LENGTH = 7  # of every source, EOS included, so that all outputs have one limit
@@ -33,7 +36,7 @@ def random_model(row: schema.Config) -> Transformer:
         for name, parameter in model.named_parameters():
             parameter.mul_(2.5 if parameter.dim() == 2 and "embedding" not in name else 1)
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return endless(model).eval()
+    return accelerate(endless(model).eval())
 
 
 def smoke(name: str) -> schema.Config:
@@ -47,7 +50,7 @@ TARGETS = list(np.random.default_rng(7).integers(EOS + 1, VOCABULARY, (13, 5)))
 def searched(model: Transformer, beam_size: int, sources: list = SOURCES) -> list[Hypothesis]:
     """By log probability alone: neither CTranslate2 nor transformers has the length penalty of Wu et al."""
     return translate_ids(
-        model.laid_out(),
+        FastDecoder(model),
         sources,
         tokens_per_batch=1000,
         beam_size=beam_size,
@@ -171,7 +174,7 @@ def test_the_exported_run_translates_text_as_ours_with_ctranslate2_and_sentencep
     )
     found = [[tokenizer.pieces.index(piece) for piece in result.hypotheses[0]] for result in results]
     expected = translate_ids(
-        model.laid_out(), ids, tokens_per_batch=500, beam_size=1, length_penalty=0.0, max_extra=50, bos=BOS, eos=EOS
+        FastDecoder(model), ids, tokens_per_batch=500, beam_size=1, length_penalty=0.0, max_extra=50, bos=BOS, eos=EOS
     )
     assert found == [hypothesis.ids[:50] for hypothesis in expected]  # their limit knows no source length
     assert tokenizer.decode(found) == dataset.tokenizer.decode([hypothesis.ids[:50] for hypothesis in expected])
@@ -188,7 +191,7 @@ def test_a_saved_marian_comes_back_with_the_same_outputs_and_nearly_the_same_log
     assert generated(loaded, 1, ids) == [
         found.ids
         for found in translate_ids(
-            model.laid_out(),
+            FastDecoder(model),
             ids,
             tokens_per_batch=500,
             beam_size=1,

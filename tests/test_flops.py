@@ -6,10 +6,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from aiayn import config, dataset, flops, schema
-from aiayn.batching import Batch
 from aiayn.dataset import Lengths
-from aiayn.loss import label_smoothed_cross_entropy
-from aiayn.transformer import Transformer
+from aiayn.paper.batch import Batch
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.transformer import Transformer
 
 VOCAB, SOURCE, TARGET = 101, 11, 7
 SENTENCES = 64  # of one length on each side, and whole blocks of tokens: nothing is padded
@@ -21,7 +22,7 @@ def counted() -> int:
     """Products of one forward and backward pass, by torch; in float64, which oneDNN's own operators do not take."""
     source, target = (torch.randint(4, VOCAB, (count,)) for count in TOKENS.values())
     offsets = [torch.arange(SENTENCES + 1) * length for length in (SOURCE, TARGET)]
-    model = Transformer(**vars(SIZES), max_length=13, vocab_size=VOCAB).double()
+    model = accelerate(Transformer(**vars(SIZES), max_length=13, vocab_size=VOCAB).double())
     given = Batch(source, target, target, *offsets)
     with FlopCounterMode(display=False) as counter:
         loss, _ = label_smoothed_cross_entropy(model.hidden(given), model.embedding.weight, given.target, 0.1)

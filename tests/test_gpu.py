@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from models import SIZES
 from runs import equal
-from test_transformer import SIZES
 from torch import Tensor
 
 from aiayn import checkpoint, config
-from aiayn.batching import Batch
-from aiayn.loss import label_smoothed_cross_entropy
-from aiayn.transformer import Transformer
+from aiayn.paper.batch import Batch
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.model import accelerate, compile_stacks
+from aiayn.paper.transformer import Transformer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +27,7 @@ pytestmark = [
 def model(**changes: int) -> Transformer:
     torch.manual_seed(5)
     sizes = {**SIZES, "d_model": 64, "d_ff": 128, "d_k": 16, "d_v": 32, "dropout": 0.0, **changes}
-    return Transformer(**sizes, learned_positions=False, max_length=101, vocab_size=211)
+    return accelerate(Transformer(**sizes, learned_positions=False, max_length=101, vocab_size=211))
 
 
 def batch(sentences: int) -> Batch:
@@ -59,7 +60,7 @@ def test_loss_and_gradients_in_bf16_are_those_of_the_cpu_in_float32(changes: dic
     loss, gradients = loss_and_gradients(model(**changes), given)
     ours = model(**changes).cuda()
     if fused:
-        ours.fuse(6400)  # no more tokens on either side
+        compile_stacks(ours, 6400)  # no more tokens on either side
     with torch.autocast("cuda", torch.bfloat16):
         found, found_gradients = loss_and_gradients(ours, given.to("cuda"))
     assert abs(found - loss) / loss < 1e-2

@@ -14,16 +14,19 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 
-from aiayn import attention, lightning_model, transformer
-from aiayn.attention import Sentences
+from aiayn import lightning_model
 from aiayn.batching import gather
 from aiayn.checkpoint import VerifiedCheckpointIO
 from aiayn.dataset import Pairs
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import LightningTransformer, NonFinite
-from aiayn.loss import label_smoothed_cross_entropy
+from aiayn.paper import transformer
+from aiayn.paper.fast import attention
+from aiayn.paper.fast.attention import HeadPacking
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.transformer import Transformer
 from aiayn.tokenizer import EOS
-from aiayn.transformer import Transformer
 
 VOCAB, D_MODEL, WARMUP, SMOOTHING = 29, 14, 3, 0.1
 
@@ -55,7 +58,7 @@ def module(dropout: float = 0.0, **changes: float) -> LightningTransformer:
     )  # fmt: skip
     recipe = {"learning_rate_factor": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.98, "adam_epsilon": 1e-9}
     recipe |= {"warmup_steps": WARMUP, "label_smoothing": SMOOTHING, **changes}
-    return LightningTransformer(model, d_model=D_MODEL, seed=17, **recipe).double()
+    return LightningTransformer(accelerate(model), d_model=D_MODEL, seed=17, **recipe).double()
 
 
 class Steps(pl.Callback):
@@ -196,8 +199,8 @@ def test_dropout_is_that_of_the_update_however_it_is_cut(monkeypatch):
         assert found == pytest.approx(loss, rel=1e-12)
         assert float((gradients - whole).abs().max()) < 1e-12
     # Controls
-    firsts = transformer.random_bits
-    monkeypatch.setattr(transformer, "random_bits", lambda keys, first, *sizes: firsts(keys, 0, *sizes))
+    firsts = transformer.draw
+    monkeypatch.setattr(transformer, "draw", lambda keys, first, *sizes: firsts(keys, 0, *sizes))
     assert float((trained(CUTS[1])[1] - whole).abs().max()) > 1e-3
 
 
@@ -419,14 +422,14 @@ def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
 @pytest.mark.parametrize("kernel", ["padded", "variable length"])
 def test_during_an_update_the_device_is_asked_for_nothing(kernel, monkeypatch):
     """Nor would it wait for an answer: a meta tensor has none to give."""
-    init = Sentences.__init__
+    init = HeadPacking.__init__
 
     def with_kernel(self, *arguments, **options) -> None:
         init(self, *arguments, **options)
         self.has_kernel = True
 
     if kernel == "variable length":
-        monkeypatch.setattr(Sentences, "__init__", with_kernel)
+        monkeypatch.setattr(HeadPacking, "__init__", with_kernel)
     # There is none for meta tensors
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())

@@ -9,12 +9,13 @@ import torch
 from test_flops import THE_WORK
 
 from aiayn import config, devices, flops, plan, results, wmt
-from aiayn.batching import Batch
 from aiayn.corpus import DataError
 from aiayn.download import Remote
 from aiayn.evaluate import parameters
-from aiayn.loss import label_smoothed_cross_entropy
-from aiayn.transformer import Transformer
+from aiayn.paper.batch import Batch
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.transformer import Transformer
 
 ON_A_GPU = ("scale=paper", "data=wmt14_en_de", "hardware=gpu")
 # One H200 that sustains 790 TFLOP/s
@@ -57,7 +58,7 @@ def saved(dropout: float, source: int, target: int) -> tuple[float, float]:
     """Bytes that torch keeps for the backward pass, weights left out, and what the estimate says; for 64 sentences."""
     run = config.compose_row("model.d_model=46", "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "scale=paper")
     sizes = dataclasses.replace(run.model, num_layers=2, d_v=17, dropout=dropout)
-    model = Transformer(**vars(sizes), max_length=13, vocab_size=31).double()
+    model = accelerate(Transformer(**vars(sizes), max_length=13, vocab_size=31).double())
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 

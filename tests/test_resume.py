@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from runs import equal, rows
 
-from aiayn import beam_search, callbacks, checkpoint, config, evaluate, jobs, schema, storage, train
+from aiayn import callbacks, checkpoint, config, evaluate, jobs, schema, search, storage, train
 from aiayn.lightning_model import LightningTransformer
 
 LAST = 11
@@ -168,7 +168,7 @@ PLACES = {
     "before any file is written": (storage, "write_bytes", True),
     "after any file is written": (storage, "write_bytes", False),
     "before old checkpoints go": (checkpoint, "rotate", True),
-    "in decoding": (beam_search, "beam_search", True),
+    "in decoding": (search, "beam_search", True),
     "before the translations": (train, "finish", True),
     "between the translations and the result": (evaluate.metrics, "bleu", False),
     "before the result": (storage, "write_json", True),
@@ -204,7 +204,7 @@ SIGNALLED = {
     "in an update": (LightningTransformer, "training_step", 5, 5),
     "in validation": (train, "teacher_forced_nats", 2, 6),
     "in a checkpoint": (checkpoint.VerifiedCheckpointIO, "save_checkpoint", 1, 5),
-    "in decoding": (beam_search, "beam_search", 1, LAST),
+    "in decoding": (search, "beam_search", 1, LAST),
 }
 
 

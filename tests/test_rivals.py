@@ -10,8 +10,9 @@ import torch
 from aiayn import config, rivals, schema
 from aiayn.batching import gather
 from aiayn.contest import endless, synthetic_pairs
-from aiayn.loss import label_smoothed_cross_entropy
-from aiayn.transformer import Transformer
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.transformer import Transformer
 
 VOCABULARY = 97
 INSTALLED = {"torch.nn": "torch", "Marian": "transformers", "CTranslate2": "ctranslate2"}
@@ -30,7 +31,7 @@ def model(run) -> Transformer:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return accelerate(model)
 
 
 def test_padding_loses_no_token_and_adds_none(run):
@@ -84,7 +85,7 @@ def test_every_search_finds_the_same_outputs_of_the_same_length(model, beam_size
 
 def test_learned_positions_leave_marian_out_and_nobody_else(run):
     sizes = dataclasses.asdict(run.model) | {"learned_positions": True}
-    model = Transformer(**sizes, max_length=23, vocab_size=VOCABULARY).eval()
+    model = accelerate(Transformer(**sizes, max_length=23, vocab_size=VOCABULARY).eval())
     assert set(rivals.trainable(model)) == {"torch.nn"}
     batch = gather(synthetic_pairs(run, 17), np.arange(17))
     padded, rival = rivals.padded(batch), rivals.trainable(model)["torch.nn"].eval()

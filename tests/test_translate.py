@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiayn import config, translate
-from aiayn.evaluate import search, trained
+from aiayn.evaluate import trained
+from aiayn.search import search
 
 
 @pytest.fixture(scope="module")

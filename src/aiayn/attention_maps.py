@@ -13,16 +13,18 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from aiayn import drawing, html, progress, storage
-from aiayn.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention
-from aiayn.batching import Batch
 from aiayn.dataset import Dataset
 from aiayn.drawing import INK
-from aiayn.evaluate import search, trained
-from aiayn.linear import compute_with
+from aiayn.evaluate import trained
+from aiayn.paper.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention, split_heads
+from aiayn.paper.batch import Batch
+from aiayn.paper.fast.process import compute_with
+from aiayn.paper.layers import DecoderLayer, EncoderLayer
+from aiayn.paper.transformer import Transformer
 from aiayn.results import printable
 from aiayn.schema import Config, ConfigError
+from aiayn.search import search
 from aiayn.tokenizer import BOS, EOS
-from aiayn.transformer import DecoderLayer, EncoderLayer, Transformer
 
 # H heads; Q query tokens; M tokens that they look at
 Weights = npt.NDArray[np.float32]
@@ -63,15 +65,16 @@ def _look(
     found: list[Weights], module: nn.Module, inputs: tuple[Any, ...], options: dict[str, bool], output: Tensor
 ) -> None:
     if isinstance(module, SelfAttention):
-        x, sentences = inputs
-        mask = sentences.causal_mask if options["causal"] else sentences.mask
-        q, k, v = sentences.split(module.query_key_value(x), module.num_heads, (module.d_k, module.d_k, module.d_v))
+        x, packing = inputs
+        mask = packing.causal_mask if options["causal"] else packing.mask
+        widths = (module.d_k, module.d_k, module.d_v)
+        q, k, v = split_heads(module.query_key_value(x), packing, module.num_heads, widths)
     else:
         assert isinstance(module, MemoryAttention)
-        x, memory, sentences, memory_sentences = inputs
-        (q,) = sentences.split(module.query(x), module.num_heads, (module.d_k,))
-        k, v = module.keys_and_values(memory, memory_sentences)
-        mask = memory_sentences.mask
+        x, memory, packing, memory_packing = inputs
+        (q,) = split_heads(module.query(x), packing, module.num_heads, (module.d_k,))
+        k, v = module.keys_and_values(memory, memory_packing)
+        mask = memory_packing.mask
     _, weights = scaled_dot_product_attention(q, k, v, mask)
     found.append(weights[0].float().cpu().numpy())
 

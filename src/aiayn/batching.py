@@ -1,18 +1,16 @@
 """Which sentences each update and each micro-batch holds, and how they become one packed `Batch`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from aiayn import dataset
 from aiayn.corpus import DataError
 from aiayn.dataset import Lengths, Pairs
-from aiayn.linear import sent
+from aiayn.paper.batch import Batch
 from aiayn.schema import ConfigError
 from aiayn.tokenizer import BOS
 
@@ -25,24 +23,6 @@ POOL = 2**23
 """About how many sentences are planned together, in 40 bytes each: WMT14's English-German corpus is one pool."""
 ROW_STEP = 128
 """Rows that a GPU multiplies together."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """B sentence pairs, packed: their tokens one after the other, without padding; B may be 0."""
-
-    source: Tensor  # (S,) every sentence ends with EOS
-    target: Tensor  # (T,) the tokens to predict; every sentence ends with EOS
-    target_input: Tensor  # (T,) the tokens the decoder sees: BOS, then the target without its EOS
-    source_offsets: Tensor  # (B + 1,) where each sentence begins; the last one is S
-    target_offsets: Tensor  # (B + 1,) where each sentence begins; the last one is T
-    first_source: int = 0  # the number that the first source token has in its update
-    first_target: int = 0  # the number that the first target token has in its update
-
-    def to(self, device: torch.device | str) -> "Batch":
-        """The same tokens on `device`; the offsets stay here, where their sizes are asked for."""
-        source, target, target_input = (sent(x, device) for x in (self.source, self.target, self.target_input))
-        return replace(self, source=source, target=target, target_input=target_input)
 
 
 def gather(pairs: Pairs, sentences: Sentences, first_source: int = 0, first_target: int = 0) -> Batch:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from aiayn import config, growth, sheets, storage
 from aiayn.contest import decoding, profiled, training
-from aiayn.linear import compute_with
+from aiayn.paper.fast.process import compute_with
 from aiayn.probe import processes
 from aiayn.schema import Config, ConfigError
 from aiayn.sheets import Sheet, Verbatim

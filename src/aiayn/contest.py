@@ -19,16 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aiayn import flops, rivals, signals
-from aiayn.batching import Batch, epoch_plan, gather, rows_of_part
+from aiayn.batching import epoch_plan, gather, rows_of_part
 from aiayn.dataset import Pairs
-from aiayn.evaluate import build, search
-from aiayn.kernels import COMPILER
-from aiayn.loss import label_smoothed_cross_entropy
+from aiayn.evaluate import build
+from aiayn.paper.batch import Batch
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.kernels import COMPILER
+from aiayn.paper.fast.model import compile_stacks, is_compiled
+from aiayn.paper.layers import DecoderLayer
+from aiayn.paper.transformer import Transformer
 from aiayn.rivals import SENTENCES, Decode
 from aiayn.schema import Config
+from aiayn.search import search
 from aiayn.sheets import OURS
 from aiayn.tokenizer import EOS
-from aiayn.transformer import DecoderLayer, Transformer
 
 COMPILED = ", compiled"
 PROFILED = 15  # operators in the table
@@ -204,7 +208,7 @@ def _trainers(config: Config, precisions: list[str], device: str, *, ours: bool)
         assert isinstance(module, Transformer)
         batch = batches[number]
         hidden = module.hidden(batch, (config.seed, number))
-        weight, fused = module.embedding.weight, module.is_fused
+        weight, fused = module.embedding.weight, is_compiled(module)
         return label_smoothed_cross_entropy(hidden, weight, batch.target, smoothing, fused=fused)[0]
 
     rectangles = [] if ours else [rivals.padded(batch) for batch in batches]
@@ -266,7 +270,7 @@ def compile_parts(module: nn.Module, tokens: int) -> None:
     """Compiles ours as training does, for so many; puts compiled versions in place of a rival's encoder and decoder."""
     torch.compiler.reset()  # or what it keeps of other models would count against this one
     if isinstance(module, Transformer):
-        return module.fuse(rows_of_part(tokens, tokens, 1))
+        return compile_stacks(module, rows_of_part(tokens, tokens, 1))
     for part in ("encode", "decode"):
         setattr(module, part, torch.compile(getattr(module, part), dynamic=True))
 

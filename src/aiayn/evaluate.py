@@ -2,23 +2,22 @@
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 
-from aiayn import checkpoint, cores, jobs, kernels, metrics, progress, storage, table2
+from aiayn import checkpoint, jobs, metrics, progress, storage, table2
 from aiayn.batching import evaluation_batches, gather
-from aiayn.beam_search import Hypothesis, translate_ids
 from aiayn.config import decoded_as_its_row, in_other_precisions, run_folder, variation
 from aiayn.dataset import Dataset, Pairs
-from aiayn.linear import compute_with
-from aiayn.loss import label_smoothed_cross_entropy
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.fast.process import compute_with
+from aiayn.paper.transformer import Transformer
 from aiayn.prepare import prepare
-from aiayn.schema import Config, ConfigError, Decoding, Hardware
-from aiayn.tokenizer import BOS, EOS
-from aiayn.transformer import Transformer
+from aiayn.schema import Config, ConfigError
+from aiayn.search import search
 
 Split = Literal["dev", "test"]
 
@@ -36,7 +35,7 @@ def build(config: Config, vocab_size: int) -> Transformer:
         zero_start=fidelity.zero_start,
     )
     # Before a checkpoint is loaded: weights of 64 bits would lose half of them in a model of 32
-    return model.double() if config.hardware.precision == "64-true" else model
+    return accelerate(model.double() if config.hardware.precision == "64-true" else model)
 
 
 def parameters(run: Config, vocab_size: int) -> int:
@@ -59,46 +58,6 @@ def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int)
             total += float(nats)
     model.train(training)
     return total, len(pairs.target_ids)
-
-
-def can_search(decoding: Decoding) -> None:
-    """Raises ConfigError where a C compiler is asked for and none works."""
-    if decoding.compile:
-        try:
-            kernels.library()
-        except ValueError as error:  # its own, of the compiler
-            raise ConfigError(str(error)) from error
-
-
-def search(
-    model: Transformer,
-    sources: list[Any],
-    decoding: Decoding,
-    hardware: Hardware,
-    done: Callable[[int], None] | None = None,
-) -> list[Hypothesis]:
-    """The best translation of each sentence's ids, in order (section 6.1), whatever the hardware.
-
-    One for each of a CPU's threads may search at once: as processes, with the bits of one. Raises what `can_search`
-    does.
-    """
-    can_search(decoding)
-    how = dataclasses.asdict(decoding)
-    precision, compiled = how.pop("precision"), how.pop("compile")
-    model.eval()
-    kind = model.embedding.weight.device.type
-    with torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
-        decoder = model.laid_out(compiled=compiled)
-        return translate_ids(
-            decoder,
-            sources,
-            **how,
-            tokens_per_batch=hardware.tokens_per_search,
-            bos=BOS,
-            eos=EOS,
-            progress=done,
-            of_each=partial(cores.forked, processes=1 if hardware.accelerator == "gpu" else hardware.threads),
-        )
 
 
 def evaluate(

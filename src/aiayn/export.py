@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aiayn import storage
-from aiayn.attention import MemoryAttention, SelfAttention
 from aiayn.evaluate import trained
+from aiayn.paper.attention import MemoryAttention, SelfAttention
+from aiayn.paper.layers import DecoderLayer, EncoderLayer, LearnedPositions, Sinusoids
+from aiayn.paper.transformer import Transformer
 from aiayn.schema import Config, ConfigError
 from aiayn.tokenizer import BOS, EOS, PAD, UNK
-from aiayn.transformer import DecoderLayer, EncoderLayer, LearnedPositions, Sinusoids, Transformer
 
 # D d_model; H heads; K d_k; V d_v; W width of a head elsewhere; P positions
 
@@ -77,7 +78,7 @@ def standard_projections(attention: SelfAttention | MemoryAttention) -> Projecti
 def positions(table: Sinusoids | LearnedPositions) -> Tensor:
     """The positional encodings (P, D) of one side."""
     weight = next(iter([*table.parameters(), *table.buffers()]))
-    table.reach(POSITIONS)
+    table.extend(POSITIONS)
     return table(torch.arange(POSITIONS, device=weight.device)).detach().float()  # type: ignore[no-any-return]
 
 
@@ -175,7 +176,7 @@ def marian(model: Transformer) -> Any:
             decoder_vocab_size=vocab_size,
             max_position_embeddings=POSITIONS,
             activation_function="relu",
-            dropout=model.dropout.probability,
+            dropout=model.source_dropout.probability,
             scale_embedding=True,
             pad_token_id=PAD,
             bos_token_id=BOS,

@@ -22,8 +22,8 @@ from aiayn.curves import Curve
 from aiayn.drawing import INK, ROW
 from aiayn.ladder import Effect, Ladder, Rung, papers_compute, papers_effect
 from aiayn.metrics import bleu_of_counts
+from aiayn.paper.schedule import learning_rate
 from aiayn.results import DEFINITION, Line, Table, look_up
-from aiayn.schedule import learning_rate
 
 Runs = Mapping[tuple[str, int], Mapping[str, Curve]]
 """The curves of each (row, seed), by quantity."""

@@ -12,9 +12,10 @@ import torch
 
 from aiayn import config, flops
 from aiayn.contest import endless, synthetic_pairs
-from aiayn.evaluate import build, search
+from aiayn.evaluate import build
 from aiayn.probe import MEGA, Point, in_processes, measure
 from aiayn.schema import ROWS, Config, Hardware
+from aiayn.search import search
 from aiayn.sheets import Sheet
 
 LENGTHS = (10, 28, 60, 120)

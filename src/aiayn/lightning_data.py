@@ -6,8 +6,9 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from aiayn.batching import Batch, Updates, gather, micro_batches
+from aiayn.batching import Updates, gather, micro_batches
 from aiayn.dataset import Pairs
+from aiayn.paper.batch import Batch
 
 
 class Update:

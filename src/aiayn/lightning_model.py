@@ -12,10 +12,11 @@ from torch import Tensor
 
 from aiayn.gradients import GradientSum
 from aiayn.lightning_data import Update
-from aiayn.linear import fetched
-from aiayn.loss import label_smoothed_cross_entropy
-from aiayn.schedule import learning_rate
-from aiayn.transformer import Transformer
+from aiayn.paper.batch import to_host
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.model import is_compiled
+from aiayn.paper.schedule import learning_rate
+from aiayn.paper.transformer import Transformer
 
 
 class NonFinite(Exception):
@@ -103,7 +104,7 @@ class LightningTransformer(pl.LightningModule):
                 self.transformer.embedding.weight,
                 batch.target,
                 self.label_smoothing,
-                fused=self.transformer.is_fused,
+                fused=is_compiled(self.transformer),
             )
             if self.ranks > 1 and number == len(update.batches):
                 self.gradient_sum.expect()
@@ -118,7 +119,7 @@ class LightningTransformer(pl.LightningModule):
         # torch's public functions give one norm of all gradients, or launch a kernel for each
         norms = torch.stack(torch._foreach_norm(list(gradients.values())))
         norm = torch.linalg.vector_norm(norms)
-        figures, wait = fetched(torch.cat((sums, norms, norm.unsqueeze(0))))
+        figures, wait = to_host(torch.cat((sums, norms, norm.unsqueeze(0))))
         for group in optimizer.param_groups:
             group["lr"] = rate
         # Where this is 1, fused Adam leaves everything as it is, step count too: made for torch's GradScaler

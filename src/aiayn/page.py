@@ -13,9 +13,9 @@ from aiayn.claims import METRICS, MIN_ROWS, Metric
 from aiayn.columns import BLEU_TOLERANCE, Cell, Column, columns_of, rows_of, signed_text
 from aiayn.ladder import MIN_UPDATES, Effect, Ladder, Rung, papers_effect
 from aiayn.material import Material, gather
+from aiayn.paper.layers import sinusoids
 from aiayn.results import Line, Run, Table, look_up, printable
 from aiayn.schema import Config, leaves
-from aiayn.transformer import sinusoids
 
 SAMPLES = 6
 _GROUPS = ("(A)", "(B)", "(C)", "(D)", "(E)")

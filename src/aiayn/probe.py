@@ -26,7 +26,7 @@ from aiayn.dataset import Dataset, Pairs
 from aiayn.evaluate import build
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import LightningTransformer
-from aiayn.linear import compute_with
+from aiayn.paper.fast.process import compute_with
 from aiayn.schema import Config
 
 WARM_UP = 2  # updates: kernels are compiled, memory is taken

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn.attention import MemoryAttention, SelfAttention
-from aiayn.batching import Batch
 from aiayn.export import NORM_EPSILON, marian, positions, standard_projections, write
+from aiayn.paper.attention import MemoryAttention, SelfAttention
+from aiayn.paper.batch import Batch
+from aiayn.paper.layers import DecoderLayer, LearnedPositions
+from aiayn.paper.transformer import Transformer
 from aiayn.tokenizer import BOS, EOS, PAD
-from aiayn.transformer import DecoderLayer, LearnedPositions, Transformer
 
 # B sentences; L tokens of the longest source, M of the longest target; T target tokens of all sentences, packed
 # W hypotheses of a sentence; D d_model; V vocabulary
@@ -72,7 +73,7 @@ class TorchTransformer(nn.Module):
         assert isinstance(first, SelfAttention)
         d_ff = model.encoder[0].feed_forward[0].out_features  # type: ignore[index, union-attr]
         self.d_model = model.d_model
-        self.dropout = model.dropout.probability
+        self.dropout = model.source_dropout.probability
         options: dict[str, Any] = {"dropout": self.dropout, "layer_norm_eps": NORM_EPSILON, "batch_first": True}
         sizes = (model.d_model, first.num_heads, d_ff)
         encoder_layer = nn.TransformerEncoderLayer(*sizes, **options)

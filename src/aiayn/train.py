@@ -25,14 +25,16 @@ from aiayn.batching import rows_of_part
 from aiayn.callbacks import Bar, Dev, Record, Save
 from aiayn.corpus import DataError
 from aiayn.dataset import Dataset
-from aiayn.evaluate import build, can_search, evaluate, parameters, teacher_forced_nats
+from aiayn.evaluate import build, evaluate, parameters, teacher_forced_nats
 from aiayn.lightning_data import LightningUpdates
 from aiayn.lightning_model import LightningTransformer, NonFinite
-from aiayn.linear import compute_with
+from aiayn.paper.fast.model import compile_stacks
+from aiayn.paper.fast.process import compute_with
+from aiayn.paper.transformer import Transformer
 from aiayn.prepare import prepare
 from aiayn.schema import Config, ConfigError
+from aiayn.search import can_search
 from aiayn.signals import StopFlag
-from aiayn.transformer import Transformer
 from aiayn.view import TRANSLATIONS, dev_row, samples, view
 
 PACKAGES = (
@@ -129,7 +131,7 @@ def fit(
         # Else each process would choose its kernels by how fast they are at that moment
         compiler.deterministic = deterministic
         sizes = (run.training.tokens_per_update, run.hardware.tokens_per_micro_batch)
-        module.transformer.fuse(rows_of_part(*sizes, ranks))
+        compile_stacks(module.transformer, rows_of_part(*sizes, ranks))
     training, start = run.training, module.updates_done
     pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
     on_gpu, local_rank = run.hardware.accelerator == "gpu", int(os.environ.get("LOCAL_RANK", 0))

@@ -8,10 +8,11 @@ from typing import BinaryIO
 
 from aiayn import progress
 from aiayn.dataset import Dataset
-from aiayn.evaluate import search, trained
-from aiayn.linear import compute_with
+from aiayn.evaluate import trained
+from aiayn.paper.fast.process import compute_with
+from aiayn.paper.transformer import Transformer
 from aiayn.schema import Config, Decoding, Hardware
-from aiayn.transformer import Transformer
+from aiayn.search import search
 
 LINES_AT_ONCE = 1000
 # Attention takes memory by the square of a line's tokens, so a book without a line feed must not be one sentence

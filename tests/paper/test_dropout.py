@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiayn.dropout import Dropout, RandomBits, layer_keys, random_bits
+from aiayn.paper.dropout import Dropout, Randomness, draw, layer_keys
 
 T, D = 401, 499
 KEYS = [[7259495040179160149, -2818071681898790777], [4997663860803287740, 2879004085327703009]]
@@ -15,15 +15,13 @@ MASK = ["011110110111", "000001110011", "101011111000", "100001101100"]
 
 def bits(
     seed: int = 1, update: int = 0, side: str = "source", layer: int = 0, first: int = 0, tokens: int = T
-) -> RandomBits:
-    of_layers = RandomBits.of_layers(random_bits(layer_keys(seed, update, side, 3), first, tokens, D), 3)[layer]
-    assert of_layers is not None
-    return of_layers
+) -> Randomness:
+    return draw(layer_keys(seed, update, side, 3)[layer : layer + 1], first, tokens, D)
 
 
-def kept(probability: float, given: RandomBits) -> Tensor:
+def kept(probability: float, given: Randomness) -> Tensor:
     """Which elements of a (T, D) tensor stay."""
-    return Dropout(probability)(torch.ones(len(given.tokens), given.features.size(1)), given) > 0
+    return Dropout(probability)(torch.ones(given.tokens.size(1), given.features.size(2)), given) > 0
 
 
 def standard(mask: Tensor, probability: float) -> Tensor:
@@ -116,12 +114,12 @@ def test_a_mask_is_that_of_its_tokens_wherever_a_micro_batch_begins() -> None:
 
 def test_every_bit_of_both_keys_counts() -> None:
     keys = layer_keys(1, 0, "source", 1)
-    expected = kept(0.5, RandomBits(*(x[0] for x in random_bits(keys, 0, 67, 61))))
+    expected = kept(0.5, draw(keys, 0, 67, 61))
     for column in (0, 1):
         for place in range(64):
             flipped = keys.clone()
             flipped[0, column] ^= 1 << place if place < 63 else -(2**63)
-            found = kept(0.5, RandomBits(*(x[0] for x in random_bits(flipped, 0, 67, 61))))
+            found = kept(0.5, draw(flipped, 0, 67, 61))
             assert 0.4 < float((found != expected).double().mean()) < 0.6, (column, place)
 
 
@@ -130,8 +128,10 @@ def test_all_updates_of_a_run_have_masks_of_their_own() -> None:
 
     def masks(keys: Tensor) -> int:
         """How many different masks the first token has in 61 features."""
-        mask = Dropout(0.5)(torch.ones(1, 61), random_bits(keys, 0, 1, 61)) > 0
-        return len(((mask.squeeze(1).long()) << torch.arange(61)).sum(1).unique())
+        dropout, given, found = Dropout(0.5), draw(keys, 0, 1, 61), set()
+        for dropout.number in range(len(keys)):
+            found.add(tuple((dropout(torch.ones(1, 61), given) > 0).flatten().tolist()))
+        return len(found)
 
     assert masks(keys) == 60_000
     assert masks(keys & 2**14 - 1) < 60_000  # control: with few bits of a key they meet
@@ -160,10 +160,11 @@ def test_compiled_it_is_one_graph_with_the_same_mask_that_keeps_no_mask_for_the_
         def __init__(self) -> None:
             super().__init__()
             self.dropouts = torch.nn.ModuleList(Dropout(0.3) for _ in range(2))
+            self.dropouts[1].number = 1
 
-        def forward(self, x: Tensor, given: RandomBits) -> Tensor:
-            for dropout, own in zip(self.dropouts, RandomBits.of_layers(given, 2), strict=True):
-                x = dropout(x.sin(), own)
+        def forward(self, x: Tensor, given: Randomness) -> Tensor:
+            for dropout in self.dropouts:
+                x = dropout(x.sin(), given)
             return x
 
     def measured(module: torch.nn.Module, update: int) -> tuple[Tensor, Tensor, int]:
@@ -175,7 +176,7 @@ def test_compiled_it_is_one_graph_with_the_same_mask_that_keeps_no_mask_for_the_
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            y = module(x, random_bits(layer_keys(1, update, "source", 2), 5, 67, 61))
+            y = module(x, draw(layer_keys(1, update, "source", 2), 5, 67, 61))
         return y.detach(), torch.autograd.grad(y.sum(), x)[0], sum(tensor.numel() > 1000 for tensor in kept)
 
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Label-smoothed cross entropy (section 5.4) on the logits of section 3.4, which never exist all at once."""
+"""Label-smoothed cross entropy (5.4) fused with the product that makes the logits, which never exist all at once."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiayn.linear import KEPT, STEP, product, transposed_product
+from aiayn.paper.fast.process import KEPT
+from aiayn.paper.fast.products import STEP, product, transposed_product
 
 # T target tokens of all sentences, packed; D d_model; V vocabulary; R rows of logits that exist at a time
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aiayn.schedule import learning_rate
+from aiayn.paper.schedule import learning_rate
 
 
 @pytest.mark.parametrize(

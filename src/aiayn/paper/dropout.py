@@ -9,18 +9,11 @@ from torch import Tensor, nn
 # M dropout layers; T tokens; D features
 
 
-class RandomBits(NamedTuple):
-    """Random 32-bit integers from which each of M dropout layers makes its mask."""
+class Randomness(NamedTuple):
+    """Random 32-bit integers from which each of the M dropout layers on one side of the model makes its mask."""
 
     tokens: Tensor  # (M, T, 1)
     features: Tensor  # (M, 1, D)
-
-    @staticmethod
-    def of_layers(bits: "RandomBits | None", layers: int) -> "list[RandomBits | None]":
-        """The bits of each of `layers` layers, without the first dimension; None where nothing is dropped."""
-        if bits is None:
-            return [None] * layers
-        return [RandomBits(*of_one) for of_one in zip(*bits, strict=True)]
 
 
 def layer_keys(seed: int, update: int, side: str, layers: int) -> Tensor:
@@ -29,11 +22,11 @@ def layer_keys(seed: int, update: int, side: str, layers: int) -> Tensor:
     return torch.frombuffer(bytearray(digest), dtype=torch.int64).view(layers, 2)
 
 
-def random_bits(keys: Tensor, first: int, tokens: int, features: int) -> RandomBits:
-    """The bits of the tokens numbered from `first` on, in layers with these keys (M, 2)."""
+def draw(keys: Tensor, first: int, tokens: int, features: int) -> Randomness:
+    """The randomness, in layers with these keys (M, 2), of the tokens numbered from `first` on in an update."""
     numbers = torch.arange(first, first + tokens, device=keys.device)
     columns = torch.arange(features, device=keys.device)
-    return RandomBits(_random(keys[:, :1], numbers).unsqueeze(2), _random(keys[:, 1:], columns).unsqueeze(1))
+    return Randomness(_random(keys[:, :1], numbers).unsqueeze(2), _random(keys[:, 1:], columns).unsqueeze(1))
 
 
 def _random(key: Tensor, number: Tensor) -> Tensor:
@@ -55,17 +48,15 @@ class Dropout(nn.Module):
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.probability = probability
+        self.number = 0  # among the dropout layers of its side; the Transformer sets it
 
-    def forward(self, x: Tensor, bits: RandomBits | None = None) -> Tensor:
-        """x (T, D) as it is, or while training each element zeroed or scaled: in float32 at least.
-
-        Training needs the `bits` of this layer, (T, 1) and (1, D).
-        """
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        """x (T, D) as it is, or in training each element zeroed or scaled, in float32 at least."""
         if not self.training or self.probability == 0:
             return x
-        assert bits is not None, "dropout is a function of seed and update: give hidden() both"
+        assert randomness is not None, "dropout is a function of seed and update: give both"
         # The two multiplications and the shift between them are those of the hash lowbias32 (Chris Wellons)
-        word = (bits.tokens ^ bits.features).mul_(0x7FEB352D)
+        word = (randomness.tokens[self.number] ^ randomness.features[self.number]).mul_(0x7FEB352D)
         word.bitwise_xor_(_shifted(word, 15, 32)).mul_(-0x7B935975)
         dropped = min(max(round(self.probability * 2**32), 1), 2**32 - 1)
         least = dropped - 2**31  # that is kept; what follows is 0 or 1, and takes half the time of a comparison

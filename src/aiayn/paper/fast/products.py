@@ -1,33 +1,17 @@
-"""Linear layers, and the matrix products under them: on a CPU oneDNN's, twice as fast as MKL's on some."""
+"""Matrix products on a CPU by oneDNN, for some shapes twice as fast as MKL."""
 
-import ctypes
-import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 # T rows, one a token; I inputs; O outputs
 
 STEP = 64
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
-KEPT = 2**25 - 2**12
-"""Bytes of the largest tensor whose memory glibc keeps when it is freed: that of larger ones is new each time."""
 ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-
-
-def compute_with(threads: int) -> None:
-    """Lets this process's products use so many threads, and their results the memory of those before them."""
-    torch.set_num_threads(threads)
-    gc.freeze()  # what is imported by now stays: the collector need not look through it again and again
-    # glibc gives back to the system what was freed, and asks it for zeroed pages again: a fifth of the time of decoding
-    # M_MMAP_MAX=0 would keep pieces of any size, but small ones then settle in their place: 4 GB more in 240 updates
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(M_MMAP_THRESHOLD, 2**25)  # no more is taken
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def static_rows(tokens: int) -> int:
@@ -40,21 +24,6 @@ def static_rows(tokens: int) -> int:
         return 1 << (tokens - 1).bit_length()
     step = max(STEP, 1 << tokens.bit_length() >> 4)
     return -(-tokens // step) * step
-
-
-def sent(x: Tensor, device: torch.device | str) -> Tensor:
-    """x on the device; a GPU fetches it when it comes to it, and nobody waits for what it computes until then."""
-    # From memory that may be swapped out, the copy would begin, and this call end, after all that was asked for before
-    return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x.to(device)
-
-
-def fetched(x: Tensor) -> tuple[Tensor, Callable[[], None]]:
-    """x on the host, and what waits until it is there: for x alone, not for what a GPU is asked for after it."""
-    if x.device.type != "cuda":
-        return x, lambda: None
-    there, event = x.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return there, event.synchronize
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -70,11 +39,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def fixed_product(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """The same product of x (T, I) for a weight that stays as it is, faster on few rows; without gradient."""
+    """The same product of x (T, I) for a weight that no longer changes, faster on few rows; without gradient."""
     if _suits_onednn(weight):
-        # Laid out for as many rows as these, it suits any other number. Torch has no public name for oneDNN's products
-        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), STEP)
-        return lambda x: _onednn(x, laid_out, bias)
+        # Prepacked for so many rows, it suits any other number
+        prepacked = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), STEP)
+        return lambda x: _onednn(x, prepacked, bias)
     kind = weight.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -88,19 +57,6 @@ def transposed_product(x: Tensor, y: Tensor) -> Tensor:
         return x.t() @ y
     # oneDNN copies a transposed first factor: let that be the narrower one
     return _onednn(x.t(), y.t()) if x.size(1) <= y.size(1) else _onednn(y.t(), x.t()).t()
-
-
-class Linear(nn.Linear):
-    """A linear layer with Glorot-uniform weights and biases of zero."""
-
-    def reset_parameters(self) -> None:
-        """Draws the weights anew."""
-        nn.init.xavier_uniform_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., I) as (..., O)."""
-        return product(x, self.weight, self.bias)
 
 
 class _Product(torch.autograd.Function):

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiayn import linear
-from aiayn.linear import Linear, fixed_product, product, static_rows, transposed_product
+from aiayn.paper.attention import Linear
+from aiayn.paper.fast import products
+from aiayn.paper.fast.products import fixed_product, product, static_rows, transposed_product
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -18,12 +19,12 @@ def test_the_layer_and_its_gradients_are_torch_s(shape: tuple[int, ...], outputs
     x = torch.randn(*shape, 17, generator=random, dtype=dtype, requires_grad=True)
     gradient = torch.randn(*shape, outputs, generator=random, dtype=dtype)
     inputs = (x, layer.weight, layer.bias)
-    ours, theirs = layer(x), F.linear(*inputs)
+    ours, theirs = product(*inputs), F.linear(*inputs)
     torch.testing.assert_close(ours, theirs)
     for a, b in zip(*(torch.autograd.grad(y, inputs, gradient) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(layer(x), theirs)
+        torch.testing.assert_close(product(*inputs), theirs)
     # Control: another bias is noticed
     assert not torch.allclose(product(x, layer.weight, layer.bias + 1e-3), theirs)
 
@@ -38,8 +39,8 @@ def test_a_transposed_product_is_torch_s(rows: int, widths: tuple[int, int]) -> 
 def test_autocast_reaches_the_products() -> None:
     layer, x = Linear(17, 3), torch.randn(64, 17)
     with torch.autocast("cpu", torch.bfloat16):
-        assert layer(x).dtype == torch.bfloat16
-    assert layer(x).dtype == torch.float32
+        assert product(x, layer.weight, layer.bias).dtype == torch.bfloat16
+    assert product(x, layer.weight, layer.bias).dtype == torch.float32
 
 
 def test_many_numbers_of_tokens_share_few_numbers_of_rows() -> None:
@@ -57,11 +58,11 @@ def test_many_numbers_of_tokens_share_few_numbers_of_rows() -> None:
 def test_a_fixed_product_is_the_product_for_any_number_of_rows(
     rows: int, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "ONEDNN", onednn and linear.ONEDNN)
+    monkeypatch.setattr(products, "ONEDNN", onednn and products.ONEDNN)
     x, weight, bias = torch.randn(rows, 29), torch.randn(37, 29), torch.randn(37)
     ours = fixed_product(weight, bias)
     torch.testing.assert_close(ours(x), F.linear(x, weight, bias))
-    if linear.ONEDNN:  # control: the weight is a copy laid out anew, and later changes are not seen
+    if products.ONEDNN:  # control: the weight is a copy laid out anew, and later changes are not seen
         before = ours(x)
         weight += 1
         assert torch.equal(ours(x), before)

@@ -12,79 +12,39 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_kernels import COMPILED, in_its_precision
+from models import DECODERS, decoder, in_its_precision
+from table_model import BOS, EOS, Table, assert_same
 from torch import Tensor
 
-import aiayn.beam_search
-from aiayn import kernels
-from aiayn.batching import Batch
-from aiayn.beam_search import Hypothesis, beam_search, best_continuations, translate_ids
-from aiayn.transformer import Transformer
+import aiayn.paper.beam_search
+from aiayn.paper.batch import Batch
+from aiayn.paper.beam_search import Hypothesis, beam_search
+from aiayn.paper.fast import kernels
+from aiayn.paper.fast import search as blocks
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.transformer import Transformer
 
-BOS, EOS = 2, 3
 SOURCES = [[5, 7, EOS], [11, EOS], [4, 4, 6, 5, 9, EOS], [8, 10, 12, 13, EOS], [7, EOS]]
 LogProbabilities = Callable[[Sequence[int], Sequence[int]], list[float]]  # of the next token, given source and prefix
 
 
-def prefix_hash(tokens: Sequence[int], state: int = 1) -> int:
-    for token in tokens:
-        state = (state * 31 + token + 7) % 10_007
-    return state
-
-
-class Table(torch.nn.Module):
-    """A model that looks the next token's logits up by a hash of the source and the whole prefix."""
-
-    def __init__(self, vocab_size: int, seed: int = 0, eos_bias: float = 0.0) -> None:
-        super().__init__()
-        random = torch.Generator().manual_seed(seed)
-        self.table = torch.nn.Parameter(2 * torch.randn(10_007, vocab_size, generator=random, dtype=torch.float64))
-        with torch.no_grad():
-            self.table[:, EOS] += eos_bias
-        self.steps = self.rows = 0
-        self.device = self.table.device
-        self.compiled = False
-
-    def start(self, source: Tensor, source_offsets: Tensor) -> TableDecoding:
-        sentences = source.tensor_split(source_offsets[1:-1])
-        return TableDecoding(self, torch.tensor([[prefix_hash(sentence.tolist())] for sentence in sentences]))
-
-    def log_probabilities(self, source: Sequence[int], prefix: Sequence[int]) -> list[float]:
-        logits = self.table[prefix_hash([BOS, *prefix], prefix_hash(source))]
-        return logits.detach().log_softmax(-1).tolist()
-
-
-class TableDecoding:
-    def __init__(self, model: Table, state: Tensor) -> None:
-        self.model, self.state = model, state  # (B, W)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        assert tokens.shape == self.state.shape
-        self.model.steps, self.model.rows = self.model.steps + 1, self.model.rows + len(tokens)
-        self.state = (self.state * 31 + tokens + 7) % 10_007
-        return self.model.table[self.state]
-
-    def reorder(self, parents: Tensor) -> None:
-        self.state = self.state.gather(1, parents)
-
-    def keep(self, rows: Tensor) -> None:
-        self.state = self.state[rows]
-
-
-def decoder(model: Any, compiled: bool = False) -> Any:
-    if not isinstance(model, Transformer):
-        return model
-    return in_its_precision(copy.deepcopy(model), compiled).laid_out(compiled=compiled)
+CONTINUATIONS = {
+    "plain": aiayn.paper.beam_search.best_continuations,
+    "fast": blocks.best_continuations,
+    "compiled": kernels.best_continuations,
+}
 
 
 def search(
-    model: Any, sources: Sequence[Sequence[int]], beam_size: int, alpha: float, extra: int, compiled: bool = False
+    model: Any, sources: Sequence[Sequence[int]], beam_size: int, alpha: float, extra: int, kind: str = "plain"
 ) -> list[Hypothesis]:
     source = torch.tensor([token for sentence in sources for token in sentence])
     offsets = torch.tensor([0, *itertools.accumulate(len(sentence) for sentence in sources)])
+    if isinstance(model, Transformer):
+        model = decoder(in_its_precision(copy.deepcopy(model), kind), kind)
     return beam_search(
-        decoder(model, compiled), source, offsets,
-        beam_size=beam_size, length_penalty=alpha, max_extra=extra, bos=BOS, eos=EOS,
+        model, source, offsets, beam_size=beam_size, length_penalty=alpha, max_extra=extra, bos=BOS, eos=EOS,
+        continuations=CONTINUATIONS[kind],
     )  # fmt: skip
 
 
@@ -123,12 +83,6 @@ def slow_search(model: LogProbabilities, source: Sequence[int], width: int, alph
         return Hypothesis(ids, log_probability, penalised(log_probability, len(ids), alpha), finished=False)
     score, log_probability, ids = max(finished)
     return Hypothesis(ids[:-1], log_probability, score, finished=True)
-
-
-def assert_same(ours: Hypothesis, expected: Hypothesis, tolerance: float = 1e-5) -> None:
-    assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
-    assert ours.log_probability == pytest.approx(expected.log_probability, rel=tolerance)
-    assert ours.score == pytest.approx(expected.score, rel=tolerance)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
@@ -202,12 +156,12 @@ def test_stopping_early_changes_nothing_but_the_work(monkeypatch: pytest.MonkeyP
         return [search(model, SOURCES, 4, 2.0, 5) for model in models], sum(model.rows for model in models)
 
     early, early_work = outputs()
-    monkeypatch.setattr(aiayn.beam_search, "best_reachable_score", lambda p, *_: torch.full_like(p, torch.inf))
+    monkeypatch.setattr(aiayn.paper.beam_search, "best_reachable_score", lambda p, *_: torch.full_like(p, torch.inf))
     full, full_work = outputs()
     assert early == full
     assert early_work < 0.9 * full_work
     # Control: a bound without the penalty of longer outputs stops too soon
-    monkeypatch.setattr(aiayn.beam_search, "best_reachable_score", lambda p, *_: p)
+    monkeypatch.setattr(aiayn.paper.beam_search, "best_reachable_score", lambda p, *_: p)
     wrong, wrong_work = outputs()
     assert wrong != full
     assert wrong_work < early_work
@@ -235,20 +189,20 @@ def test_a_beam_wider_than_the_vocabulary_still_searches(beam_size: int) -> None
         assert_same(ours, slow_search(model.log_probabilities, source, beam_size, 0.6, 1))
 
 
-@COMPILED
+@DECODERS
 @pytest.mark.parametrize("words", [7, 100, 101, 211])
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("count", [1, 5, 10**4])
-def test_the_best_continuations_are_the_best_of_all_pairs(words: int, width: int, count: int, compiled: bool) -> None:
+def test_the_best_continuations_are_the_best_of_all_pairs(words: int, width: int, count: int, kind: str) -> None:
     random = torch.Generator().manual_seed(words)
     # A few values each, so that many stand in few blocks; one hypothesis no longer counts
     logits = 9 * torch.rand(2, width, words, generator=random, dtype=torch.float64).round(decimals=3)
     alive = -torch.rand(2, width, generator=random, dtype=torch.float64)
     alive[1, width - 1] = -torch.inf
-    if compiled:
+    if kind == "compiled":
         logits, alive = logits.float(), alive.float()
     pairs = (logits.log_softmax(2) + alive.unsqueeze(2)).flatten(1)
-    best, of, tokens = (kernels.best_continuations if compiled else best_continuations)(logits, alive, count)
+    best, of, tokens = CONTINUATIONS[kind](logits, alive, count)
     expected = pairs.sort(1, descending=True).values[:, :count]
     torch.testing.assert_close(best, expected)
     counts = expected > -torch.inf
@@ -256,48 +210,6 @@ def test_the_best_continuations_are_the_best_of_all_pairs(words: int, width: int
     assert tokens.max() < words
     # Control: the same number of pairs that are not the best
     assert count >= width * words or not torch.allclose(pairs[0, :count].sort(descending=True).values, expected[0])
-
-
-def translate(
-    model: Any, sources: list[np.ndarray], tokens_per_batch: int, compiled: bool = False, **changed: Any
-) -> list[Hypothesis]:
-    arguments = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5, "bos": BOS, "eos": EOS} | changed
-    return translate_ids(decoder(model, compiled), sources, tokens_per_batch=tokens_per_batch, **arguments)
-
-
-@given(lengths=st.lists(st.integers(0, 11), max_size=17), tokens_per_batch=st.integers(1, 200))
-@settings(max_examples=50, deadline=None)
-def test_translations_come_back_in_order_for_any_batches(lengths: list[int], tokens_per_batch: int) -> None:
-    random = np.random.default_rng(0)
-    sources = [random.integers(4, 13, size=length).astype(np.int32) for length in lengths]
-    model, told = Table(vocab_size=13), list[int]()
-    ours = translate(model, sources, tokens_per_batch, progress=told.append)
-    assert sum(told) == len(sources)
-    assert 0 not in told
-    for source, hypothesis in zip(sources, ours, strict=True):
-        if len(source):
-            assert_same(hypothesis, search(model, [[*source.tolist(), EOS]], 4, 0.6, 5)[0], tolerance=1e-12)
-        else:
-            assert hypothesis == Hypothesis([], 0.0, 0.0, finished=True)
-
-
-def test_no_batch_of_several_sentences_exceeds_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [np.full(length, 5, dtype=np.uint16) for length in (3, 19, 2, 7, 0, 5, 5, 1, 1, 1)]
-    batches: list[list[int]] = []
-    start = Table.start
-
-    def spy(model: Table, source: Tensor, source_offsets: Tensor) -> TableDecoding:
-        assert source[source_offsets[1:] - 1].eq(EOS).all()
-        batches.append(source_offsets.diff().tolist())
-        return start(model, source, source_offsets)
-
-    monkeypatch.setattr(Table, "start", spy)
-    translate(Table(vocab_size=13), sources, 23)
-    assert batches == [[20], [8, 6], [6, 4, 3], [2, 2, 2]]
-    assert all(len(batch) * max(batch) <= 23 for batch in batches)
-    batches.clear()
-    translate(Table(vocab_size=13), sources, 1)
-    assert all(len(batch) == 1 for batch in batches)
 
 
 # The real model
@@ -333,7 +245,7 @@ def transformer(request: pytest.FixtureRequest) -> Transformer:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(batch), batch.target).backward()
         optimizer.step()
-    return model.double().eval()
+    return accelerate(model.double().eval())
 
 
 def without_cache(model: Transformer) -> LogProbabilities:
@@ -347,9 +259,9 @@ def without_cache(model: Transformer) -> LogProbabilities:
     return log_probabilities
 
 
-@COMPILED
-def test_the_transformers_beam_1_is_greedy(transformer: Transformer, compiled: bool) -> None:
-    for source, ours in zip(SOURCES, search(transformer, SOURCES, 1, 0.6, 3, compiled), strict=True):
+@DECODERS
+def test_the_transformers_beam_1_is_greedy(transformer: Transformer, kind: str) -> None:
+    for source, ours in zip(SOURCES, search(transformer, SOURCES, 1, 0.6, 3, kind), strict=True):
         expected = greedy(without_cache(transformer), source, 3)
         assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
         assert ours.log_probability == pytest.approx(expected.log_probability, rel=1e-5)
@@ -358,33 +270,33 @@ def test_the_transformers_beam_1_is_greedy(transformer: Transformer, compiled: b
 def test_the_transformer_is_one_that_greedy_search_does_not_solve(transformer: Transformer) -> None:
     # Control: the comparisons of this section would be empty for a model whose best continuation is always the first
     random = np.random.default_rng(11)
-    sources = [random.integers(4, VOCAB, size=length) for length in range(1, 38)]
-    one, four = (translate(transformer, sources, 1000, beam_size=beam_size) for beam_size in (1, 4))
+    sources = [[*random.integers(4, VOCAB, size=length).tolist(), EOS] for length in range(1, 38)]
+    one, four = (search(transformer, sources, beam_size, 0.6, 5) for beam_size in (1, 4))
     assert sum(a.score < b.score for a, b in zip(one, four, strict=True)) > 5
     assert sum(hypothesis.finished and len(set(hypothesis.ids)) > 1 for hypothesis in four) > 5
 
 
-@COMPILED
+@DECODERS
 @pytest.mark.parametrize("beam_size", [2, 4])
 def test_the_transformers_search_equals_the_slow_one_without_cache(
-    transformer: Transformer, beam_size: int, compiled: bool
+    transformer: Transformer, beam_size: int, kind: str
 ) -> None:
-    for source, ours in zip(SOURCES, search(transformer, SOURCES, beam_size, 0.6, 3, compiled), strict=True):
+    for source, ours in zip(SOURCES, search(transformer, SOURCES, beam_size, 0.6, 3, kind), strict=True):
         assert_same(ours, slow_search(without_cache(transformer), source, beam_size, 0.6, 3))
 
 
-@COMPILED
-def test_the_transformers_translations_do_not_depend_on_the_batch(transformer: Transformer, compiled: bool) -> None:
+@DECODERS
+def test_the_transformers_translations_do_not_depend_on_the_batch(transformer: Transformer, kind: str) -> None:
     random = np.random.default_rng(3)
-    sources = [random.integers(4, VOCAB, size=length) for length in (1, 7, 3, 3, 13, 0, 2, 5, 7, 1)]
-    one = translate(transformer, sources, 1, compiled)
-    for tokens_per_batch in (100, 10_000):
-        for ours, expected in zip(translate(transformer, sources, tokens_per_batch, compiled), one, strict=True):
-            assert_same(ours, expected)
+    lengths = (1, 7, 3, 3, 13, 2, 5, 7, 1)
+    sources = [[*random.integers(4, VOCAB, size=length).tolist(), EOS] for length in lengths]
+    together = search(transformer, sources, 4, 0.6, 5, kind)
+    for source, ours in zip(sources, together, strict=True):
+        assert_same(ours, search(transformer, [source], 4, 0.6, 5, kind)[0])
 
 
 def test_a_model_that_has_translated_can_still_be_trained(transformer: Transformer) -> None:
-    translate(transformer, [np.array([5, 7, 11])], 100, max_extra=29)
+    search(transformer, [[5, 7, 11, EOS]], 4, 0.6, 29, "fast")
     batch = packed([[5, 7, EOS]], [[6, 8, EOS]])
     transformer.train()
     transformer(batch).sum().backward()

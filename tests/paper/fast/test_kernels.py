@@ -5,50 +5,41 @@ from typing import Any
 
 import pytest
 import torch
-from test_transformer import SOURCES, TARGETS, pack, transformer
+from models import NEEDS_COMPILER, SOURCES, TARGETS, pack, transformer
 
-from aiayn import kernels
-from aiayn.attention import Sentences
-from aiayn.transformer import Transformer
-
-NEEDED = pytest.mark.skipif(kernels.COMPILER is None, reason="no C compiler")
-COMPILED = pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=NEEDED)], ids=["torch", "compiled"])
-ROUNDING: dict[bool, dict[str, Any]] = {False: {}, True: {"rtol": 1e-5, "atol": 1e-5}}
+from aiayn.paper.batch import Packing
+from aiayn.paper.fast import kernels
+from aiayn.paper.fast.decoding import FastDecoder, encoder_kernel
 
 
-def in_its_precision(model: Transformer, compiled: bool) -> Transformer:
-    """The model in float32 if it is to be compiled."""
-    return model.float() if compiled else model
-
-
-@NEEDED
+@NEEDS_COMPILER
 @pytest.mark.parametrize("sizes", [{}, {"d_model": 48, "d_ff": 67, "num_heads": 2, "d_k": 16, "d_v": 37}], ids=str)
 @pytest.mark.parametrize("sentences", [SOURCES, TARGETS, [[5]], [[7] * 301, [11] * 3]], ids=len)
 def test_an_encoder_layer_in_c_is_torch_s(sizes: dict[str, float], sentences: list[list[int]]) -> None:
-    layer = transformer(**sizes).float().encoder[0]
+    layer = transformer(lambda model: model, **sizes).float().encoder[0]
     tokens, offsets = pack(sentences)
     x = torch.randn(len(tokens) + 3, layer.self_attention.query_key_value.in_features)
     ours = x.clone()
     with torch.no_grad():
-        expected = layer(x[:-3], Sentences(offsets))
-        layer.kernel().encode(ours, offsets)
+        expected = layer(x[:-3], Packing(offsets))
+        encoder_kernel(layer).encode(ours, offsets)
         torch.testing.assert_close(ours[:-3], expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(ours[-3:], x[-3:])  # of no sentence
         # Control: another layer is another function
         layer.feed_forward[2].bias[0] += 0.01
-        assert not torch.allclose(layer(x[:-3], Sentences(offsets)), expected, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(layer(x[:-3], Packing(offsets)), expected, rtol=1e-5, atol=1e-5)
 
 
-@NEEDED
+@NEEDS_COMPILER
 def test_what_is_compiled_leaves_the_arithmetic_of_the_process_alone() -> None:
     kernels.library()
     assert torch.tensor([1e-40]).mul_(0.5).item() > 0
 
 
-@NEEDED
+@NEEDS_COMPILER
 def test_weights_in_other_types_are_refused() -> None:
     with pytest.raises(AssertionError):
-        transformer().laid_out(compiled=True)
+        FastDecoder(transformer(), compiled=True)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +54,13 @@ def test_without_a_compiler_that_works_one_line_says_so(
         kernels.library.__wrapped__()
 
 
-@NEEDED
+@NEEDS_COMPILER
 def test_the_source_compiles_without_a_warning(tmp_path: Any) -> None:
     command = [str(kernels.COMPILER), *kernels.FLAGS.split(), "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
     subprocess.run([*command, kernels.SOURCE], check=True, cwd=tmp_path)
 
 
-@NEEDED
+@NEEDS_COMPILER
 def test_infinite_logits_and_hypotheses_that_do_not_exist_are_ordered_as_by_torch() -> None:
     assert "INFINITY" in kernels.SOURCE.read_text()
     assert not {"-ffast-math", "-Ofast", "-ffinite-math-only"} & {*kernels.FLAGS.split()}

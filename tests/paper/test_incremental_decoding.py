@@ -2,26 +2,41 @@
 
 import pytest
 import torch
-from test_kernels import COMPILED, ROUNDING, in_its_precision
-from test_transformer import BOS, EOS, SIZES, SOURCES, VOCAB, batch, pack, transformer
+from models import (
+    BOS,
+    DECODERS,
+    EOS,
+    ROUNDING,
+    SIZES,
+    SOURCES,
+    VOCAB,
+    batch,
+    decoder,
+    in_its_precision,
+    pack,
+    transformer,
+)
+
+from aiayn.paper.fast.decoding import FastDecoder
+from aiayn.paper.incremental_decoding import IncrementalDecoder
 
 
-@COMPILED
+@DECODERS
 @pytest.mark.parametrize("learned_positions", [False, True])
-def test_one_token_at_a_time_equals_all_at_once(learned_positions: bool, compiled: bool) -> None:
-    model = in_its_precision(transformer(learned_positions=learned_positions), compiled)
+def test_one_token_at_a_time_equals_all_at_once(learned_positions: bool, kind: str) -> None:
+    model = in_its_precision(transformer(learned_positions=learned_positions), kind)
     target = [[8, 4, 6, 10, 9, 5, 7, 11, EOS]] * len(SOURCES)  # beyond max_length, too
     expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
-    decoding = model.laid_out(compiled=compiled).start(*pack(SOURCES))
+    decoding = decoder(model, kind).start(*pack(SOURCES))
     for t, token in enumerate([BOS, *target[0][:-1]]):
         logits = decoding.step(torch.full((len(SOURCES), 1), token))
-        torch.testing.assert_close(logits[:, 0], expected[:, t], **ROUNDING[compiled])
+        torch.testing.assert_close(logits[:, 0], expected[:, t], **ROUNDING[kind])
 
 
-@COMPILED
-def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past(compiled: bool) -> None:
-    model = in_its_precision(transformer(), compiled)
-    decoding = model.laid_out(compiled=compiled).start(*pack(SOURCES))
+@DECODERS
+def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past(kind: str) -> None:
+    model = in_its_precision(transformer(), kind)
+    decoding = decoder(model, kind).start(*pack(SOURCES))
     sources, pasts = SOURCES, [[[]] for _ in SOURCES]
     random = torch.Generator().manual_seed(3)
     for width, kept in ((3, [0, 1, 2]), (4, [2, 0]), (2, [0, 1]), (5, [1])):
@@ -37,23 +52,23 @@ def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past(compil
             for past, ours in zip(hypotheses, row, strict=True):
                 given = batch([source], [past])
                 given.target_input[:] = torch.tensor(past)
-                torch.testing.assert_close(ours, model(given)[-1], **ROUNDING[compiled])
+                torch.testing.assert_close(ours, model(given)[-1], **ROUNDING[kind])
         decoding.keep(torch.tensor(kept))
         parents = torch.randint(old, (len(kept), width), generator=random)
         decoding.reorder(parents)
         sources = [sources[row] for row in kept]
         pasts = [[pasts[row][int(parent)] for parent in line] for row, line in zip(kept, parents, strict=True)]
-        # The source is there once for all hypotheses
+        # The memory is kept once for all hypotheses
         assert decoding.layers[0].memory[0].shape[:2] == (len(kept), SIZES["num_heads"])
 
 
-@COMPILED
-def test_reordering_matters(compiled: bool) -> None:
+@DECODERS
+def test_reordering_matters(kind: str) -> None:
     # Control of the test above: the wrong past gives other logits
-    model = in_its_precision(transformer(), compiled)
+    model = in_its_precision(transformer(), kind)
     results = []
     for parents in ([[0, 1]], [[1, 0]]):
-        decoding = model.laid_out(compiled=compiled).start(*pack(SOURCES[:1]))
+        decoding = decoder(model, kind).start(*pack(SOURCES[:1]))
         decoding.reorder(torch.tensor([[0, 0]]))
         decoding.step(torch.tensor([[5, 6]]))
         decoding.reorder(torch.tensor(parents))
@@ -63,19 +78,20 @@ def test_reordering_matters(compiled: bool) -> None:
 
 
 def test_a_model_in_training_mode_is_refused() -> None:
-    with pytest.raises(AssertionError, match="eval"):
-        transformer().train().laid_out()
+    for kind in (IncrementalDecoder, FastDecoder):
+        with pytest.raises(AssertionError, match="eval"):
+            kind(transformer().train())
 
 
-@COMPILED
-def test_one_layout_serves_many_batches_and_keeps_nothing_of_them(compiled: bool) -> None:
-    model = in_its_precision(transformer(), compiled)
-    decoder, steps = model.laid_out(compiled=compiled), []
+@DECODERS
+def test_one_layout_serves_many_batches_and_keeps_nothing_of_them(kind: str) -> None:
+    model = in_its_precision(transformer(), kind)
+    one, steps = decoder(model, kind), []
     for _ in range(2):
-        decoding = decoder.start(*pack(SOURCES))
+        decoding = one.start(*pack(SOURCES))
         decoding.step(torch.full((len(SOURCES), 1), BOS))
         steps.append(decoding.step(torch.full((len(SOURCES), 1), 5)))
-        decoder.start(*pack(SOURCES[1:])).step(torch.full((len(SOURCES) - 1, 1), 7))
+        one.start(*pack(SOURCES[1:])).step(torch.full((len(SOURCES) - 1, 1), 7))
     assert torch.equal(*steps)
 
 
@@ -83,7 +99,7 @@ def test_in_bf16_the_weights_are_cast_once_and_the_logits_stay_close() -> None:
     model, target = transformer().float(), [[8, 4, 6, EOS]] * len(SOURCES)
     expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        decoding = model.laid_out().start(*pack(SOURCES))
+        decoding = FastDecoder(model).start(*pack(SOURCES))
         for t, token in enumerate([BOS, *target[0][:-1]]):
             logits = decoding.step(torch.full((len(SOURCES), 1), token))
             assert logits.dtype == torch.bfloat16  # control: this is not float32

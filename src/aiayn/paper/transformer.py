@@ -1,0 +1,143 @@
+"""The Transformer of section 3: encoder, decoder, and one embedding for source, target and softmax."""
+
+import torch
+from torch import Tensor, nn
+
+from aiayn.paper.batch import Batch, Packing, to_device
+from aiayn.paper.dropout import Dropout, Randomness, draw, layer_keys
+from aiayn.paper.layers import DecoderLayer, EncoderLayer, LearnedPositions, Sinusoids
+
+# S source tokens, T target tokens of all sentences, packed; B sentences
+# D d_model
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder of N layers each (3.1), and one embedding for source, target and softmax (3.4).
+
+    The last three arguments make it the Transformer of the released code, where that differs from the paper.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        d_model: int,
+        d_ff: int,
+        num_heads: int,
+        d_k: int,
+        d_v: int,
+        dropout: float,
+        learned_positions: bool,
+        max_length: int,
+        vocab_size: int,
+        sinusoids_in_halves: bool = False,
+        target_space: bool = False,
+        zero_start: bool = False,
+    ) -> None:
+        super().__init__()
+        self.d_model = d_model
+        sizes = (d_model, d_ff, num_heads, d_k, d_v, dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(*sizes) for _ in range(num_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(*sizes) for _ in range(num_layers))
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        # Paper: silent on row E's tables; one for each side, as the released code had them later
+        self.source_positions, self.target_positions = (
+            LearnedPositions(max_length, d_model) if learned_positions else Sinusoids(d_model, sinusoids_in_halves)
+            for _ in range(2)
+        )
+        self.source_dropout, self.target_dropout = Dropout(dropout), Dropout(dropout)
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                # Paper: silent; the released code's initialisation, which has unit variance times sqrt(d_model)
+                nn.init.normal_(module.weight, std=d_model**-0.5)
+        # Paper: none; the released code learns a vector for each kind of target and uses the one of its corpus: the
+        # first here, since with one kind of target they are all alike
+        self.target_spaces = nn.Parameter(nn.init.xavier_uniform_(torch.empty(32, d_model))) if target_space else None
+        self.zero_start = zero_start
+        for side in ([self.source_dropout, self.encoder], [self.target_dropout, self.decoder]):
+            dropouts = (module for part in side for module in part.modules() if isinstance(module, Dropout))
+            for number, module in enumerate(dropouts):
+                module.number = number
+
+    def forward(self, batch: Batch, seed_and_update: tuple[int, int] | None = None) -> Tensor:
+        """The logits (T, vocabulary) of each target token, given the source and the target tokens before it."""
+        return self.logits(self.hidden(batch, seed_and_update))
+
+    def hidden(self, batch: Batch, seed_and_update: tuple[int, int] | None = None) -> Tensor:
+        """The decoder's output (T, D), from which `logits` follow.
+
+        In training, dropout is a function of the run's seed, the number of the update and each token's number in it.
+        """
+        source = self.pack(batch.source, batch.source_offsets)
+        target = self.pack(batch.target_input, batch.target_offsets)
+        for_source, for_target = self.randomness(batch, source, target, seed_and_update)
+        memory = self.encode(source.fill(batch.source), source, for_source)
+        return self.decode(target.fill(batch.target_input), target, memory, source, for_target)[: target.tokens]
+
+    def pack(self, tokens: Tensor, offsets: Tensor) -> Packing:
+        """The boundaries `offsets` (B + 1,) of the sentences of one packed side, for the device of its tokens."""
+        return Packing(offsets, device=tokens.device)
+
+    def randomness(
+        self, batch: Batch, source: Packing, target: Packing, seed_and_update: tuple[int, int] | None
+    ) -> tuple[Randomness | None, Randomness | None]:
+        """What the dropout layers of encoder and decoder draw from; None where nothing is dropped."""
+        if not self.training or self.source_dropout.probability == 0:
+            return None, None
+        assert seed_and_update is not None, "dropout is a function of seed and update: give both"
+        return (
+            self._draw(seed_and_update, "source", 1 + 2 * len(self.encoder), batch.first_source, source),
+            self._draw(seed_and_update, "target", 1 + 3 * len(self.decoder), batch.first_target, target),
+        )
+
+    def _draw(
+        self, seed_and_update: tuple[int, int], side: str, layers: int, first: int, packing: Packing
+    ) -> Randomness:
+        keys = to_device(layer_keys(*seed_and_update, side, layers), packing.device)
+        return draw(keys, first, packing.rows, self.d_model)
+
+    def encode(self, source: Tensor, packing: Packing, randomness: Randomness | None = None) -> Tensor:
+        """The source (S,) as memory (S, D)."""
+        self.source_positions.extend(packing.bound)
+        x = self.source_dropout(self.embed_source(source, packing.positions), randomness)
+        for layer in self.encoder:
+            x = layer(x, packing, randomness)
+        return x  # type: ignore[no-any-return]
+
+    def decode(
+        self,
+        target_input: Tensor,
+        packing: Packing,
+        memory: Tensor,
+        memory_packing: Packing,
+        randomness: Randomness | None = None,
+    ) -> Tensor:
+        """The target shifted right (T,) and the memory (S, D) as (T, D)."""
+        self.target_positions.extend(packing.bound)
+        x = self.target_dropout(self.embed_target(target_input, packing.positions), randomness)
+        for layer in self.decoder:
+            x = layer(x, memory, packing, memory_packing, randomness)
+        return x  # type: ignore[no-any-return]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
+        return hidden @ self.embedding.weight.t()
+
+    def embed_source(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Source tokens (...) at positions (...) as (..., D)."""
+        positions = self.source_positions(positions)
+        if self.target_spaces is not None:
+            positions = positions + self.target_spaces[0]
+        return self.embed(tokens) + positions
+
+    def embed_target(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Input tokens of the decoder (...) at positions (...) as (..., D)."""
+        x = self.embed(tokens)
+        if self.zero_start:
+            # Paper: silent on the first input of the decoder (3.1); the released code has zeros, not an embedding
+            x = x.masked_fill((positions == 0).unsqueeze(-1), 0)
+        return x + self.target_positions(positions)  # type: ignore[no-any-return]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens (...) as (..., D), times sqrt(d_model) (3.4)."""
+        return self.embedding(tokens) * self.d_model**0.5  # type: ignore[no-any-return]

@@ -1,0 +1,62 @@
+"""A small Transformer and sentences for it, plain or accelerated, that several tests share."""
+
+from collections.abc import Callable
+from itertools import accumulate, chain
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aiayn.paper.batch import Batch
+from aiayn.paper.fast import kernels
+from aiayn.paper.fast.decoding import FastDecoder
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.incremental_decoding import Decoder, IncrementalDecoder
+from aiayn.paper.transformer import Transformer
+
+BOS, EOS = 2, 3
+VOCAB = 23
+SOURCES = [[5, 7, 11, EOS], [13, EOS], [4, 4, 6, 5, 9, EOS]]
+TARGETS = [[8, EOS], [10, 12, 13, 4, EOS], [7, 6, EOS]]
+SIZES = {"num_layers": 2, "d_model": 14, "d_ff": 19, "num_heads": 3, "d_k": 5, "d_v": 7, "dropout": 0.1}
+
+Attach = Callable[[Transformer], Transformer]
+WAYS = pytest.mark.parametrize("attach", [lambda model: model, accelerate], ids=["plain", "fast"])
+
+NEEDS_COMPILER = pytest.mark.skipif(kernels.COMPILER is None, reason="no C compiler")
+KINDS = ["plain", "fast", pytest.param("compiled", marks=NEEDS_COMPILER)]
+DECODERS = pytest.mark.parametrize("kind", KINDS)
+ROUNDING: dict[str, dict[str, Any]] = {"plain": {}, "fast": {}, "compiled": {"rtol": 1e-5, "atol": 1e-5}}
+
+
+def transformer(attach: Attach = accelerate, **changes: float) -> Transformer:
+    """A small float64 model in evaluation mode, no parameter of which is zero or one throughout."""
+    torch.manual_seed(17)
+    model = Transformer(**{**SIZES, "learned_positions": False, "max_length": 7, "vocab_size": VOCAB, **changes})
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, mean=0.5)
+    return attach(model.double().eval())
+
+
+def pack(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """The sentences' tokens and offsets."""
+    return torch.tensor([*chain(*sentences)]), torch.tensor([0, *accumulate(map(len, sentences))])
+
+
+def batch(sources: list[list[int]] = SOURCES, targets: list[list[int]] = TARGETS) -> Batch:
+    """The pairs as one Batch."""
+    (source, source_offsets), (target, target_offsets) = pack(sources), pack(targets)
+    target_input, _ = pack([[BOS, *target[:-1]] for target in targets])
+    return Batch(source, target, target_input, source_offsets, target_offsets)
+
+
+def in_its_precision(model: Transformer, kind: str) -> Transformer:
+    """The model in float32 if its decoder is compiled, which is float32 only."""
+    return model.float() if kind == "compiled" else model
+
+
+def decoder(model: Transformer, kind: str) -> Decoder:
+    """A decoder of this kind of the model: the paper's, the fast one or the one in C."""
+    return IncrementalDecoder(model) if kind == "plain" else FastDecoder(model, compiled=kind == "compiled")

@@ -1,0 +1,46 @@
+"""The layers' initial weights, and positional encodings against numbers by hand."""
+
+import math
+
+import pytest
+import torch
+from models import SIZES, VOCAB, transformer
+
+from aiayn.paper.layers import LearnedPositions, Sinusoids, sinusoids
+from aiayn.paper.transformer import Transformer
+
+
+def test_the_feed_forward_network_starts_glorot_uniform_with_biases_of_zero() -> None:
+    model = Transformer(**{**SIZES, "d_model": 46, "d_ff": 97}, learned_positions=False, max_length=7, vocab_size=VOCAB)
+    for layer in (*model.encoder, *model.decoder):
+        for linear in (layer.feed_forward[0], layer.feed_forward[2]):
+            assert linear.weight.detach().abs().max().item() == pytest.approx(math.sqrt(6 / (46 + 97)), rel=0.01)
+            assert not linear.bias.any()
+
+
+def test_sinusoids_by_hand() -> None:
+    table = sinusoids(3, 4)  # wavelengths of 2 pi and 100 * 2 pi
+    expected = [[math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)] for p in range(3)]
+    torch.testing.assert_close(table, torch.tensor(expected, dtype=torch.float64))
+    assert table[0].tolist() == [0, 1, 0, 1]
+
+
+def test_sinusoids_grow_with_the_sentences_and_are_no_part_of_a_checkpoint() -> None:
+    positions = Sinusoids(6)
+    for length in (3, 2, 11):
+        positions.extend(length)
+        torch.testing.assert_close(positions(torch.arange(length)).double(), sinusoids(length, 6))
+    assert not positions.state_dict()
+    assert len(positions.table) == 11
+
+
+def test_an_odd_d_model_has_no_sinusoids() -> None:
+    with pytest.raises(ValueError, match=r"model\.d_model is 15.*make it even"):
+        transformer(d_model=15)
+    transformer(d_model=15, learned_positions=True)
+
+
+def test_learned_positions_beyond_the_table_share_its_last_row() -> None:
+    positions = LearnedPositions(5, 3)
+    rows = positions(torch.tensor([0, 4, 5, 97]))
+    assert torch.equal(rows, positions.weight[[0, 4, 4, 4]])
