@@ -277,9 +277,11 @@ def test_a_rank_that_was_asked_to_stop_waits_until_all_know(trainer, tmp_path, m
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_before_the_first_update_a_signal_interrupts_one_process_at_once_and_ranks_together(trainer, tmp_path, ranks):
+def test_before_the_first_update_a_signal_interrupts_one_process_at_once_and_ranks_together(
+    trainer, tmp_path, ranks, monkeypatch
+):
     """Planning an epoch takes seconds, and nothing is lost by then."""
-    trainer.world_size = ranks
+    monkeypatch.setattr(MODULE, "ranks", ranks)
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
     with signals.interrupting(), StopFlag() as stop:
         save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, stop)

@@ -40,7 +40,8 @@ def finished(run: Config, row: str, seed: int = 0, **changed: Any) -> Path:
     result = {
         **{"schema": 1, "status": "finished", "experiment": row, "seed": seed, "scale": "small", "data": "tiny"},
         **{"config": dataclasses.asdict(trained), "params": 1, "params_at_40960_rows": 1, "steps": updates},
-        **{"train_seconds": 60.0, "epochs": given["epochs"]},
+        **{"train_seconds": 60.0, "device_seconds": {"cpu": 60.0}, "epochs": given["epochs"]},
+        "sha256": {"data": "d", "tokenizer": "t"},
         "dev": {
             **{"ppl": given["ppl"], "bits_per_character": 1.0},
             "bleu": {"paper": 20.0, "sacrebleu": 20.0, "intl": 20.0},
@@ -134,7 +135,7 @@ def test_metrics_thinned_to_a_half_give_the_same_verdicts(run, capsys):
 def test_a_table_names_what_its_first_seed_misses_and_leaves_out_what_is_damaged(run):
     def missed() -> tuple[str, ...]:
         folder = config.sweep_folder(run)
-        made = results.table(config.rows(), results.read_runs(folder), run.scale, "tiny")
+        made = results.table(run, results.read_runs(folder))
         return criteria.judged(made, folder).missed
 
     assert missed() == ()

@@ -46,7 +46,9 @@ def made_up(run: schema.Config) -> dict[str, Any]:
     dev = {"ppl": 2.0, "bits_per_character": 1.0, "bleu": {"paper": 3.0, "sacrebleu": 5.0, "intl": 7.0}}
     names = {"experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "data": run.data.name}
     counts = {"params": 11, "params_at_40960_rows": 13, "steps": 17, "train_seconds": 19.0}
-    return {"schema": 1, "status": "finished", "config": dataclasses.asdict(run), "dev": dev, **names, **counts}
+    hashes = {"device_seconds": {"cpu": 19.0}, "sha256": {"data": "d" * 64, "tokenizer": "7" * 64}}
+    made = {"schema": 1, "status": "finished", "config": dataclasses.asdict(run), "dev": dev}
+    return {**made, **names, **counts, **hashes}
 
 
 class Ledger(RuleBasedStateMachine):

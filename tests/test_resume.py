@@ -33,7 +33,7 @@ def load(folder: Path, step: int) -> dict[str, Any]:
 def result(folder: Path) -> dict[str, Any]:
     """The result without the times and without what is harmless in its config."""
     found = json.loads((folder / "result.json").read_text())
-    for key in ("train_seconds", "target_tokens_per_second", "finished_at"):
+    for key in ("train_seconds", "device_seconds", "target_tokens_per_second", "finished_at"):
         del found[key]
     for key in schema.HARMLESS:
         section, _, name = key.rpartition(".")

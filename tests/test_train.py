@@ -40,7 +40,7 @@ def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path):
     result = json.loads((folder / "result.json").read_text())
     keys = (
         "schema experiment seed scale data config status params params_at_40960_rows steps source_tokens target_tokens"
-        " train_seconds device_seconds target_tokens_per_second dev sha256 versions hardware finished_at"
+        " train_seconds device_seconds epochs target_tokens_per_second dev sha256 versions hardware finished_at"
     )
     assert set(result) == set(keys.split())
     assert set(result["dev"]) == {"ppl", "nats", "tokens", "bits_per_character", "bleu", "bleu_ci95", "signatures"}

@@ -91,7 +91,7 @@ def run(name, server, tmp_path, monkeypatch) -> config.Config:
     monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setenv("SACREBLEU", str(tmp_path / "sacrebleu"))
     monkeypatch.setitem(wmt.CORPORA, name, served(wmt.CORPORA[name], server))
-    return config.compose_row(f"data={name}", "data.vocab_size=300", f"prepared={tmp_path}/prepared")
+    return config.compose_row(f"data={name}", "scale=paper", "data.vocab_size=300", f"prepared={tmp_path}/prepared")
 
 
 def offline(run: config.Config, source: Path | str, prepared: str) -> config.Config:
@@ -151,7 +151,7 @@ def test_the_files_are_those_that_another_project_has_published_with_their_sums(
 
 
 def test_both_corpora_have_the_papers_vocabulary_and_their_own_configuration():
-    sizes = {name: config.compose_row(f"data={name}").data.vocab_size for name in wmt.CORPORA}
+    sizes = {name: config.compose_row(f"data={name}", "scale=paper").data.vocab_size for name in wmt.CORPORA}
     assert sizes == {"wmt14_en_de": 37_000, "wmt14_en_fr": 32_000}
 
 
@@ -284,7 +284,10 @@ def test_the_estimate_counts_what_is_there(run, server, tmp_path):
     corpus = wmt.CORPORA[run.data.name]
     folder = write_archives(tmp_path / "archives", server)
     assert wmt.estimate(corpus, folder, tmp_path).startswith("0.0 MB to download")
-    assert not wmt.estimate(corpus, tmp_path, tmp_path).startswith("0.0 MB to download")  # control
+    larger = dataclasses.replace(
+        corpus, dev=dataclasses.replace(corpus.dev, archive=dataclasses.replace(corpus.dev.archive, size=7_000_000))
+    )
+    assert wmt.estimate(larger, tmp_path, tmp_path).startswith("7.")  # control
 
 
 def cut(answer, content: bytes) -> None:
@@ -327,7 +330,7 @@ def die(point, path):
     if str(seen) == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
 storage.fault = die
-run = config.compose_row("data=wmt14_en_de", "data.vocab_size=300", f"prepared={sys.argv[2]}")
+run = config.compose_row("data=wmt14_en_de", "scale=paper", "data.vocab_size=300", f"prepared={sys.argv[2]}")
 print(prepare.prepare(run, print).sha256)
 """
 

@@ -147,7 +147,7 @@ class Save(pl.Callback):
 
         Until the first update nothing is lost: planning an epoch, which takes seconds, is interrupted at once.
         """
-        if trainer.world_size == 1:
+        if module.ranks == 1:
             self.stop.check()
             self.stop.restore()
         else:  # a rank that leaves alone would fail the others

@@ -91,7 +91,8 @@ def scales() -> dict[str, Scale]:
     """The scales of `conf/scale`, by name."""
     known = _read_folder("conf", "scale")
     structure = OmegaConf.structured(Scale)
-    return {name: cast(Scale, OmegaConf.to_object(OmegaConf.merge(structure, known[name]))) for name in known}
+    own = {name: node.get("scale", node) for name, node in known.items()}  # one may bring a vocabulary beside its scale
+    return {name: cast(Scale, OmegaConf.to_object(OmegaConf.merge(structure, node))) for name, node in own.items()}
 
 
 def row(name: str, like: Config) -> Config:

@@ -18,12 +18,9 @@ from torch import Tensor, nn
 COMPILER = shutil.which("cc")
 SOURCE = Path(__file__).with_suffix(".c")
 LANES = 16  # a room for columns is a multiple of it, and so of every processor's vectors
-# Sums in any order, as vectors need them, and comparisons as if there were no NaN. Not -ffast-math, with which gcc
-# before 13 would round the tiniest numbers of the whole process to zero
-FLAGS = (
-    "-O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-math -fno-math-errno -ffinite-math-only"
-    " -shared -fPIC"
-)
+# Sums in any order, as vectors need them. Not -ffast-math, with which gcc before 13 would round the tiniest numbers of
+# the whole process to zero, nor -ffinite-math-only: masks and scores of hypotheses that do not exist are -inf
+FLAGS = "-O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-math -fno-math-errno -shared -fPIC"
 
 # Keys (B, H, K, room), values (B, H, room, V), a mask (B, 1, W or 1, columns) of 0 and -inf, the columns taken
 Seen = tuple[Tensor, Tensor, Tensor | None, int]
