@@ -89,7 +89,7 @@ FACTORS = {
             "width": "1/4",
             "layers": "1/2",
             "steps": "0.024",
-            "warmup": "0.12",
+            "warmup": "0.125",
             "batch": "0.012",
             "learning_rate": "1/2",
         }
