@@ -195,6 +195,8 @@ OVERRIDES = st.one_of(
 @example([f"output={'x' * 300}"])
 @example(["data.name=a\nb"])
 @example(["model.dropout=a\nb"])
+@example(["experiment=0"])
+@example(["~experiment=0"])
 def test_no_override_whatever_ends_in_a_traceback(tmp_path_factory, overrides):
     """Any exception that is not an exit fails this test: it would be a traceback."""
     folder = tmp_path_factory.mktemp("any")

@@ -241,7 +241,8 @@ def explained(error: Exception) -> tuple[int, str]:
         return 5, str(error)
     if isinstance(error, schema.ConfigError):
         return 2, str(error)
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    # Hydra 1.3 refuses some overrides of a group, such as scale=0, by a plain ValueError of its own
+    if isinstance(error, HydraException | OmegaConfBaseException) or _is_raised_in(error, "hydra"):
         unknown = re.search(r"Could not override '([^']+)'", str(error))
         if unknown:
             return 2, f"{unknown[1]} is not a key of the configuration: {schema.nearest(unknown[1])}"
@@ -254,6 +255,13 @@ def explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError):  # names the file and the cause
         return 5, str(error)
     raise error
+
+
+def _is_raised_in(error: Exception, package: str) -> bool:
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and str(at.tb_frame.f_globals.get("__name__")).partition(".")[0] == package
 
 
 def fail(line: str, code: int = 2) -> None:
