@@ -131,7 +131,7 @@ WRONG = [
     ("model.num_layers=0", "model.num_layers=0"),
     ("model.num_heads=-1", "model.num_heads=-1"),
     ("model.d_k=two", "two"),
-    ("model.d_model=20", "model.d_model=3"),
+    ("model.d_model=20", "model.d_model=5"),
     ("training.max_steps=0", "training.max_steps=0"),
     ("training.max_steps=1.5", "1.5"),
     ("training.label_smoothing=1", "training.label_smoothing=1.0"),
