@@ -120,7 +120,7 @@ FILE = re.compile(r"[^/\\]*")
 GROUPS = ("experiment", "data", "scale", "fidelity", "hardware", "hydra/launcher")
 EXIT_CODES = (
     "0 done, 1 failed, 2 wrong configuration or usage, 3 non-finite, 4 bad data, 5 storage,"
-    " 75 interrupted: repeat to resume, 141 the reader of the output left"
+    " 75 interrupted: repeat to resume, 141 output closed"
 )
 
 
