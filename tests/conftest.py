@@ -31,7 +31,7 @@ import offline  # noqa: F401
 import pytest
 import torch
 
-from aiayn import config, prepare
+from aiayn import compose, folders, prepare
 
 torch.set_num_threads(1)
 
@@ -69,12 +69,12 @@ def toy(digits: list[str], tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def composed_toy(digits: list[str]) -> config.Config:
-    return config.compose_row(*digits, *TOY)
+def composed_toy(digits: list[str]) -> compose.Config:
+    return compose.compose_row(*digits, *TOY)
 
 
 @pytest.fixture
-def toy_run(composed_toy: config.Config, tmp_path: Path) -> config.Config:
+def toy_run(composed_toy: compose.Config, tmp_path: Path) -> compose.Config:
     """The same as a Config, composed once for all tests: Hydra takes longer than many a test."""
     return dataclasses.replace(copy.deepcopy(composed_toy), output=f"{tmp_path}/runs")
 
@@ -117,12 +117,12 @@ def signals() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def result_of() -> Callable[[config.Config], dict[str, Any]]:
+def result_of() -> Callable[[compose.Config], dict[str, Any]]:
     """A made-up result of a run, with everything that `results.read_result` asks for."""
 
-    def made_up(run: config.Config) -> dict[str, Any]:
+    def made_up(run: compose.Config) -> dict[str, Any]:
         dev = {"ppl": 2.0, "bits_per_character": 1.0, "bleu": {"paper": 3.0, "sacrebleu": 5.0, "intl": 7.0}}
-        names = {"experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "data": config.setting(run)}
+        names = {"experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "data": folders.setting(run)}
         counts = {"params": 11, "params_at_40960_rows": 13, "steps": 17}
         times = {"train_seconds": 19.0, "device_seconds": {"cpu": 38.0}}
         hashes = {"data": prepare.sha256(run) or "d" * 64, "tokenizer": "7" * 64}
@@ -144,9 +144,9 @@ def finished(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
         *("training.checkpoint_every=100", "training.dev_every=300", "wandb.mode=disabled"),
         f"output={tmp_path_factory.mktemp('finished')}/runs",
     ]
-    run = config.compose_row(*overrides)
-    folder = config.run_folder(run)
-    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    run = compose.compose_row(*overrides)
+    folder = folders.run_folder(run)
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     with handlers_restored():
         train.train(run, folder)
     return overrides

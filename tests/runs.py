@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from aiayn import config, storage
+from aiayn import compose, folders, storage
 from aiayn.schema import Config
 
 
@@ -22,12 +22,12 @@ def equal(one: Any, other: Any) -> bool:
 
 def finish(run: Config, result: dict[str, Any], ppl: float, bleu: float, sha256: str, lines: list[str]) -> None:
     """A run folder as train leaves it, with that dev set's figures and translations; `result` has all else."""
-    folder = config.run_folder(run)
+    folder = folders.run_folder(run)
     updates = run.training.max_steps
     counts = {"source_tokens": 900 * updates, "target_tokens": 1000 * updates}
     dev = {**result["dev"], "ppl": ppl, "bleu": {"paper": bleu, "sacrebleu": bleu, "intl": bleu}}
     found = {**result, **counts, "dev": dev, "sha256": {**result.get("sha256", {}), "data": sha256}}
-    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     storage.write_json(folder / "result.json", found)
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in lines))
 

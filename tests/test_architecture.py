@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aiayn import config, storage
+from aiayn import compose, storage
 
 SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 PACKAGES = {"aiayn", "aiayn.paper", "aiayn.paper.fast"}
@@ -285,7 +285,7 @@ def test_a_run_writes_through_storage_alone(toy_run, tmp_path):
 
     sys.addaudithook(watch)
     try:
-        storage.write_text(tmp_path / "run" / "config.yaml", config.to_yaml(toy_run))
+        storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(toy_run))
         train.train(toy_run, tmp_path / "run")
         assert strangers == []
         assert ours > 20

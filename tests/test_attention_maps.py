@@ -8,7 +8,7 @@ import pytest
 import torch
 from models import WAYS, Attach
 
-from aiayn import attention_maps, config
+from aiayn import attention_maps, compose
 from aiayn.attention_maps import KINDS, weights_of
 from aiayn.paper.batch import Batch
 from aiayn.paper.layers import DecoderLayer
@@ -94,11 +94,11 @@ def test_figures_show_the_weights_and_name_both_sides() -> None:
 @pytest.mark.parametrize("line", [b"", b"   \n", b"1 " * 200])
 def test_a_sentence_that_is_no_picture_is_refused_in_one_line(finished: list[str], line: bytes) -> None:
     with pytest.raises(ConfigError, match=r"the sentence has \d+ tokens"):
-        attention_maps.main(config.compose_row(*finished), io.BytesIO(line))
+        attention_maps.main(compose.compose_row(*finished), io.BytesIO(line))
 
 
 def test_a_sentence_gives_a_page_and_every_layer_as_svg_and_png(finished: list[str], monkeypatch) -> None:
-    run = config.compose_row(*finished)
+    run = compose.compose_row(*finished)
     written: dict[str, bytes] = {}
     monkeypatch.setattr("aiayn.storage.write_bytes", lambda path, data: written.update({path.name: bytes(data)}))
     monkeypatch.setattr("aiayn.storage.write_text", lambda path, text: written.update({path.name: text.encode()}))

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiayn import batching, dataset
+from aiayn import batching, encoded
 from aiayn.batching import Batch, Updates, epoch_plan, evaluation_batches, gather, micro_batches, rows_of_part
-from aiayn.dataset import Lengths, Pairs
+from aiayn.encoded import Lengths, Pairs
 from aiayn.tokenizer import BOS, EOS
 
 BUDGET = 61
@@ -179,7 +179,7 @@ def test_pools_are_planned_one_after_the_other_however_few_sentences_are_looked_
     monkeypatch.setattr(batching, "POOL", pool)
     expected = list(planned_one_by_one(*(side[:].tolist() for side in both), 5, 7, pool))
     for together in (2**18, 13):
-        monkeypatch.setattr(dataset, "SENTENCES_AT_ONCE", together)
+        monkeypatch.setattr(encoded, "SENTENCES_AT_ONCE", together)
         assert [update.tolist() for update in epoch_plan(*both, BUDGET, 5, 7)] == expected
     monkeypatch.setattr(batching, "POOL", 71)
     assert [update.tolist() for update in epoch_plan(*both, BUDGET, 5, 7)] != expected  # control
@@ -201,7 +201,7 @@ def test_pools_are_drawn_from_all_over_the_corpus_and_anew_in_each_epoch(monkeyp
 
 
 def test_the_memory_of_a_plan_does_not_grow_with_the_corpus(monkeypatch) -> None:
-    monkeypatch.setattr(dataset, "SENTENCES_AT_ONCE", 2**9)
+    monkeypatch.setattr(encoded, "SENTENCES_AT_ONCE", 2**9)
 
     def peak(count: int) -> int:
         both = random_lengths(count)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_sheets import PART
 
-from aiayn import bench, config, contest, schema
+from aiayn import bench, compose, contest, schema
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def here(monkeypatch):
 def test_the_command_prints_tables_and_writes_every_number(toy, tmp_path, capsys):
     sizes = ["model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.updates=1", "bench.rounds=1"]
     sizes.append("bench.kind=rivals")
-    bench.main(config.compose_row(*toy, *sizes, f"bench.output={tmp_path}/all.json"))
+    bench.main(compose.compose_row(*toy, *sizes, f"bench.output={tmp_path}/all.json"))
     out = capsys.readouterr().out
     for words in ("threads", "bf16", "torch 2", "training: 1 updates", "beam 4", "greedy", "padded share"):
         assert words in out
@@ -36,7 +36,7 @@ def test_the_command_prints_tables_and_writes_every_number(toy, tmp_path, capsys
 def test_one_kind_alone_is_measured_when_asked(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "training", lambda *_: dict(PART))
     monkeypatch.setattr(bench, "decoding", lambda *_: pytest.fail("not asked for"))
-    bench.main(config.compose_row(*toy, "bench.kind=training", f"bench.output={tmp_path}/all.json"))
+    bench.main(compose.compose_row(*toy, "bench.kind=training", f"bench.output={tmp_path}/all.json"))
     assert set(json.loads((tmp_path / "all.json").read_text())["parts"]) == {"training"}
 
 
@@ -44,7 +44,7 @@ def test_one_kind_alone_is_measured_when_asked(toy, tmp_path, monkeypatch):
 def test_the_tables_are_written_as_markdown_with_command_date_and_machine(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "training", lambda *_: dict(PART))
     monkeypatch.setattr(bench.sys, "argv", ["aiayn bench", "bench.kind=training", "data.name=my own"])
-    run = config.compose_row(*toy, "bench.kind=training", f"bench.output={tmp_path}/all.json")
+    run = compose.compose_row(*toy, "bench.kind=training", f"bench.output={tmp_path}/all.json")
     bench.main(run)
     text = re.sub(" +", " ", (tmp_path / "all.md").read_text())
     result = json.loads((tmp_path / "all.json").read_text())
@@ -64,14 +64,14 @@ def test_what_is_measured_is_written_before_the_next_part_begins(toy, tmp_path, 
     monkeypatch.setattr(bench, "training", lambda *_: dict(PART))
     monkeypatch.setattr(bench, "decoding", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        bench.main(config.compose_row(*toy, f"bench.output={tmp_path}/all.json"))
+        bench.main(compose.compose_row(*toy, f"bench.output={tmp_path}/all.json"))
     assert set(json.loads((tmp_path / "all.json").read_text())["parts"]) == {"training"}
     assert "| training | fp32 | 200 | 100 | |" in re.sub(" +", " ", (tmp_path / "all.md").read_text())
 
 
 def test_the_profile_is_torchs_own_table_of_each_precision(toy, tmp_path, capsys):
     sizes = ["bench.kind=profile", "bench.mean_length=5", "bench.updates=1", "bench.rounds=1"]
-    run = config.compose_row(*toy, *sizes, f"bench.output={tmp_path}/all.json")
+    run = compose.compose_row(*toy, *sizes, f"bench.output={tmp_path}/all.json")
     bench.main(run)
     found = json.loads((tmp_path / "all.json").read_text())["parts"]["profile"]
     assert set(found) == {"fp32", *(["bf16"] if bench.cpu()["bf16"] else [])}
@@ -97,7 +97,7 @@ def test_the_profile_is_torchs_own_table_of_each_precision(toy, tmp_path, capsys
     ],
 )
 def test_every_kind_has_its_parts_and_a_gpu_those_that_its_ten_minutes_hold(toy, kind, device, expected):
-    assert list(bench.parts(config.compose_row(*toy, f"bench.kind={kind}"), device)) == expected
+    assert list(bench.parts(compose.compose_row(*toy, f"bench.kind={kind}"), device)) == expected
 
 
 def test_a_gpu_is_measured_at_the_papers_own_size_and_its_rivals_in_bf16(monkeypatch):
@@ -107,11 +107,11 @@ def test_a_gpu_is_measured_at_the_papers_own_size_and_its_rivals_in_bf16(monkeyp
     monkeypatch.setattr(bench, "training", lambda run, *rest: asked.append((run, *rest)) or dict(PART))
     monkeypatch.setattr(bench.storage, "write_json", lambda *_: None)
     monkeypatch.setattr(bench.storage, "write_text", lambda *_: None)
-    bench.main(config.compose_row("hardware=gpu", "bench.kind=training", "experiment=a_h1"))
+    bench.main(compose.compose_row("hardware=gpu", "bench.kind=training", "experiment=a_h1"))
     (small, precisions, device), (big, *_, against_rivals) = asked
     assert not against_rivals
     assert (precisions, device) == (["bf16"], "cuda")
-    paper = config.rows()
+    paper = compose.rows()
     assert small.model == paper["a_h1"].model
     assert big.model == paper["big"].model
     assert (small.data.vocab_size, small.training.tokens_per_update) == (37000, 25000)
@@ -121,7 +121,7 @@ def test_a_gpu_is_measured_at_the_papers_own_size_and_its_rivals_in_bf16(monkeyp
 def test_a_gpu_that_is_not_there_is_refused_in_one_line(toy, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(schema.ConfigError, match="torch sees no GPU here"):
-        bench.main(config.compose_row(*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"))
+        bench.main(compose.compose_row(*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"))
 
 
 @pytest.mark.gpu
@@ -139,7 +139,7 @@ def test_on_a_gpu_every_part_is_measured(digits, tmp_path, monkeypatch):
         "bench.seconds=0",
         "bench.mean_length=5",
     ]
-    bench.main(config.compose_row(*digits, *sizes, f"bench.output={tmp_path}/all.json", f"output={tmp_path}/runs"))
+    bench.main(compose.compose_row(*digits, *sizes, f"bench.output={tmp_path}/all.json", f"output={tmp_path}/runs"))
     parts = json.loads((tmp_path / "all.json").read_text())["parts"]
     assert list(parts) == ["training", "training, big", "newstest2013", "growth", "profile"]
     assert len(parts["growth"]["rows"]) == 20

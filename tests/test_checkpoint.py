@@ -22,16 +22,14 @@ from hypothesis.stateful import (
 )
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from aiayn import checkpoint, storage
+from aiayn import checkpoint, compose, folders, storage
 from aiayn.storage import StorageError
-
-IO = checkpoint.VerifiedCheckpointIO()
 
 
 def save(folder, step, value=None):
     weights = {"transformer.w": torch.full((2, 3), float(step if value is None else value))}
     path = checkpoint.path_of(folder, step)
-    IO.save_checkpoint({"state_dict": weights, "updates_done": step}, path)
+    checkpoint.save({"state_dict": weights, "updates_done": step}, path)
     return path
 
 
@@ -39,7 +37,7 @@ def test_the_newest_is_found_and_comes_back_as_it_was(tmp_path):
     for step in (5, 1000, 70):
         save(tmp_path, step)
     (path,) = checkpoint.newest(tmp_path)
-    loaded = IO.load_checkpoint(path)
+    loaded = checkpoint.load(path)
     assert loaded["updates_done"] == 1000
     assert torch.equal(loaded["state_dict"]["transformer.w"], torch.full((2, 3), 1000.0))
     assert checkpoint.newest(tmp_path / "empty") == []
@@ -64,7 +62,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage, 
     assert checkpoint.newest(tmp_path) == [good]
     assert capsys.readouterr().err == f"aiayn: {bad} is damaged and passed over: the one before it is used\n"
     with pytest.raises(StorageError, match=bad.name):
-        IO.load_checkpoint(bad)
+        checkpoint.load(bad)
 
 
 def test_no_intact_checkpoint_is_one_error_and_never_a_fresh_start(tmp_path, capsys):
@@ -100,7 +98,7 @@ def test_the_average_is_the_mean(tmp_path):
 
 def of_all_at_once(paths: list[Path]) -> dict[str, torch.Tensor]:
     """The mean by its definition, with every state in memory."""
-    states = [IO.load_checkpoint(path)["state_dict"] for path in paths]
+    states = [checkpoint.load(path)["state_dict"] for path in paths]
     return {
         name: (sum(state[name].double() for state in states) / len(states)).to(first.dtype)
         for name, first in states[0].items()
@@ -114,20 +112,20 @@ def test_averaging_holds_one_checkpoint_however_many_there_are(tmp_path, monkeyp
         weights = {name: torch.randn(5, 3, dtype=kind) for name, kind in kinds.items()}
         weights["tied"] = weights["double"].view(3, 5)  # in one memory
         paths.append(checkpoint.path_of(tmp_path, step))
-        IO.save_checkpoint({"state_dict": weights}, paths[-1])
+        checkpoint.save({"state_dict": weights}, paths[-1])
     expected = of_all_at_once(paths)
     alive: list[weakref.ref] = []
     most = 0
-    load = checkpoint.VerifiedCheckpointIO.load_checkpoint
+    load = checkpoint.load
 
-    def counted(self, path):
+    def counted(path):
         nonlocal most
         most = max(most, sum(weight() is not None for weight in alive))
-        loaded = load(self, path)
+        loaded = load(path)
         alive.extend(weakref.ref(weight) for weight in loaded["state_dict"].values())
         return loaded
 
-    monkeypatch.setattr(checkpoint.VerifiedCheckpointIO, "load_checkpoint", counted)
+    monkeypatch.setattr(checkpoint, "load", counted)
     found = checkpoint.average(paths)
     assert found.keys() == expected.keys()
     assert all(found[name].dtype == expected[name].dtype for name in expected)
@@ -174,10 +172,8 @@ def plain(value: object) -> bool:
 
 
 def test_a_checkpoint_of_a_run_holds_tensors_and_plain_values_only(finished):
-    from aiayn import config
-
-    (path,) = checkpoint.newest(config.run_folder(config.compose_row(*finished)) / "checkpoints")
-    loaded = IO.load_checkpoint(path)
+    (path,) = checkpoint.newest(folders.run_folder(compose.compose_row(*finished)) / "checkpoints")
+    loaded = checkpoint.load(path)
     adam = loaded["optimizer_states"][0]
     for group in adam["param_groups"]:
         assert type(group.pop("betas")) is tuple  # as Adam has it
@@ -263,10 +259,10 @@ class Store(RuleBasedStateMachine):
 
     def newest(self) -> list[int]:
         paths = checkpoint.newest(self.folder, 99)
-        steps = [IO.load_checkpoint(path)["updates_done"] for path in paths]
+        steps = [checkpoint.load(path)["updates_done"] for path in paths]
         for path, step in zip(paths, steps, strict=True):
             assert path == checkpoint.path_of(self.folder, step)
-            assert IO.load_checkpoint(path)["state_dict"]["transformer.w"][0, 0] == step
+            assert checkpoint.load(path)["state_dict"]["transformer.w"][0, 0] == step
         return steps
 
     @invariant()
@@ -279,19 +275,19 @@ TestStore = Store.TestCase
 TestStore.settings = settings(max_examples=60, stateful_step_count=10, deadline=None)
 
 
-def hash_last(self: checkpoint.VerifiedCheckpointIO, state: dict, path: Path) -> None:
+def hash_last(state: dict, path: Path) -> None:
     torch.save(state, path)
     storage.write_text(path.with_name(path.name + ".sha256"), f"{storage.sha256(path)}  {path.name}\n")
 
 
 def unverified(folder: Path, keep: int) -> None:
     for path in sorted(folder.glob("*.ckpt"))[:-keep]:
-        IO.remove_checkpoint(path)
+        checkpoint.remove(path)
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "careless"),
-    [(checkpoint.VerifiedCheckpointIO, "save_checkpoint", hash_last), (checkpoint, "rotate", unverified)],
+    [(checkpoint, "save", hash_last), (checkpoint, "rotate", unverified)],
     ids=["hash written last", "rotation without verification"],
 )
 def test_a_careless_store_would_lose_something(monkeypatch, owner, name, careless):  # control of the machine above
@@ -311,7 +307,7 @@ def test_a_careless_store_would_lose_something(monkeypatch, owner, name, careles
 @pytest.mark.usefixtures("signals")
 def test_a_run_that_died_at_any_point_of_a_write_ends_like_one_that_did_not(toy_run, tmp_path, monkeypatch):
     """Every state that the disk passes through in training is what a kill at that moment leaves."""
-    from aiayn import config, train
+    from aiayn import compose, train
 
     whole = tmp_path / "whole"
     states: list[Path] = []
@@ -320,7 +316,7 @@ def test_a_run_that_died_at_any_point_of_a_write_ends_like_one_that_did_not(toy_
         if path.parent.name == "checkpoints" or path.name == "metrics.jsonl":
             states.append(Path(shutil.copytree(whole, tmp_path / f"{len(states)}-{point}-{path.name}")))
 
-    storage.write_text(whole / "config.yaml", config.to_yaml(toy_run))
+    storage.write_text(whole / "config.yaml", compose.to_yaml(toy_run))
     monkeypatch.setattr(storage, "fault", keep)
     train.train(toy_run, whole)
     monkeypatch.undo()
@@ -344,4 +340,4 @@ def test_weights_of_another_model_are_named_and_the_model_stays(tmp_path):
         pytest.raises(StorageError, match=rf"{path} holds another model than this run's: .*Missing key"),
         checkpoint.fitting(path),
     ):
-        model.load_state_dict(IO.load_checkpoint(path)["state_dict"])
+        model.load_state_dict(checkpoint.load(path)["state_dict"])

@@ -11,27 +11,28 @@ import pytest
 import sacrebleu
 from scipy import stats
 
-from aiayn import claims, config, results
+from aiayn import claims, compose, table3
 from aiayn.claims import HYPOTHESES, Finding, Hypothesis
 from aiayn.metrics import bleu, paper_counts
-from aiayn.results import Run, Table
+from aiayn.records import Run
+from aiayn.table3 import Table
 
 Figure = Callable[[str, int], float]
 
-RUN = config.compose_row("scale=mini")
+RUN = compose.compose_row("scale=mini")
 WORDS = ["der", "die", "das", "ein", "eine", "Licht", "Raum", "Haus", "Tür", "Fenster", "an", "aus", "auf", "zu"]
 
 
 def table(seeds: int, ppl: Figure, score: Figure) -> Table:
     """Made-up results of all rows under so many seeds."""
     runs = []
-    for row in config.ROWS:
-        trained = config.row(row, RUN)
+    for row in compose.ROWS:
+        trained = compose.row(row, RUN)
         for seed in range(1, seeds + 1):
             dev = {"ppl": ppl(row, seed), "bleu": {"paper": score(row, seed)}}
             result: dict[str, Any] = {"config": dataclasses.asdict(trained), "dev": dev}
             runs.append(Run(row, seed, "finished", "", result, 1))
-    return results.table(RUN, runs)
+    return table3.table(RUN, runs)
 
 
 def noise(seed: int, size: float = 0.01) -> Callable[[], float]:
@@ -41,7 +42,7 @@ def noise(seed: int, size: float = 0.01) -> Callable[[], float]:
 
 def like_the_paper(seeds: int, size: float = 0.002) -> Table:
     """The paper's own figures with a little noise."""
-    draw, rows = noise(7, size), config.rows()
+    draw, rows = noise(7, size), compose.rows()
     return table(
         seeds, lambda row, _: rows[row].paper.ppl * math.exp(draw()), lambda row, _: rows[row].paper.bleu + draw()
     )
@@ -65,7 +66,7 @@ def counts_like(scores: Mapping[str, float], sentences: int = 211) -> dict[tuple
 
 @pytest.fixture(scope="module")
 def papers_counts() -> dict[tuple[str, int], npt.NDArray[np.int64]]:
-    return counts_like({row: line.paper.bleu for row, line in config.rows().items()})
+    return counts_like({row: line.paper.bleu for row, line in compose.rows().items()})
 
 
 def by_metric(found: list[Finding], metric: str) -> list[Finding]:
@@ -90,7 +91,7 @@ def test_the_papers_figures_with_little_noise_reproduce_every_claim(papers_count
 
 
 def test_the_contrary_of_the_papers_figures_contradicts_every_claim_in_perplexity() -> None:
-    draw, rows = noise(11, 0.002), config.rows()
+    draw, rows = noise(11, 0.002), compose.rows()
     turned = table(
         3,
         lambda row, _: 25 / rows[row].paper.ppl * math.exp(draw()) * (1.5 if row == "e_learned_positions" else 1),
@@ -107,7 +108,7 @@ def test_one_seed_is_no_verdict_however_large_the_effect(papers_counts) -> None:
 
 
 def test_seeds_that_are_copies_of_one_are_no_verdict() -> None:
-    rows = config.rows()
+    rows = compose.rows()
     copies = table(3, lambda row, _: rows[row].paper.ppl, lambda row, _: rows[row].paper.bleu)
     assert {(f.verdict, f.because) for f in claims.check(copies, {})} == {
         ("undecided", "the seeds do not differ at all")
@@ -270,7 +271,7 @@ def test_the_rank_correlation_is_of_all_finished_rows() -> None:
     found = claims.rank_correlation(like_the_paper(2), "PPL")
     assert found is not None
     assert (found.rho > 0.98, found.rows, found.seeds) == (True, 20, 2)
-    reverse = table(1, lambda row, _: 10 / config.rows()[row].paper.ppl, lambda *_: 20.0)
+    reverse = table(1, lambda row, _: 10 / compose.rows()[row].paper.ppl, lambda *_: 20.0)
     turned = claims.rank_correlation(reverse, "PPL")
     assert turned is not None
     assert turned.rho < -0.99  # control
@@ -292,7 +293,7 @@ def test_spearmans_rho_with_ties_is_the_one_counted_by_hand() -> None:
 @pytest.mark.parametrize("noise", [0.001, 0.3, 3.0])
 def test_the_interval_of_rho_contains_it_and_is_the_same_every_time(noise: float, seeds: int) -> None:
     random = np.random.default_rng(31)
-    paper = [row.paper.bleu for row in config.rows().values()]
+    paper = [row.paper.bleu for row in compose.rows().values()]
     samples = [[value + random.normal(0, noise) for _ in range(seeds)] for value in paper]
     found = claims.correlation(paper, samples)
     assert found is not None
@@ -323,7 +324,7 @@ def test_the_interval_of_rho_covers_the_rho_of_many_rows() -> None:
 
 def test_rho_and_its_interval_depend_on_the_order_alone() -> None:
     random = np.random.default_rng(47)
-    paper = [row.paper.ppl for row in config.rows().values()]
+    paper = [row.paper.ppl for row in compose.rows().values()]
     ours = [value + random.normal(0, 0.5) for value in paper]
     found, raised = (claims.correlation(paper, [[rise(value)] for value in ours]) for rise in (float, math.exp))
     assert found is not None
@@ -336,7 +337,7 @@ def test_rho_and_its_interval_depend_on_the_order_alone() -> None:
 
 def test_seeds_that_differ_widen_the_interval_and_seeds_that_are_copies_do_not() -> None:
     random = np.random.default_rng(41)
-    paper = [row.paper.ppl for row in config.rows().values()]
+    paper = [row.paper.ppl for row in compose.rows().values()]
     means = [value + random.normal(0, 0.2) for value in paper]
     one, copies, spread = (
         claims.correlation(paper, [[mean + shift for shift in shifts] for mean in means])

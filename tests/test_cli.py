@@ -15,7 +15,7 @@ from hydra.core.singleton import Singleton
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aiayn import cli, config, corpus, jobs, schema, signals, storage
+from aiayn import cli, compose, corpus, folders, jobs, schema, signals, storage
 
 MANUALS = [["--help"], *([command, "--help"] for command in cli.COMMANDS)]
 
@@ -59,7 +59,7 @@ def test_every_manual_names_the_twenty_rows_the_exit_codes_and_commands_that_wor
 def test_every_example_of_the_manual_composes(tmp_path, monkeypatch):
     """Without the shell's redirections, and with files where it says `...`; sweeps of all rows have their own tests."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("aiayn.evaluate.main", lambda run: None)
+    monkeypatch.setattr("aiayn.table2.main", lambda run: None)
     monkeypatch.setattr("aiayn.translate.main", lambda run: None)
     monkeypatch.setattr("aiayn.prepare.main", lambda run: None)
     monkeypatch.setattr("aiayn.table.main", lambda run: None)
@@ -215,7 +215,7 @@ def test_no_override_whatever_ends_in_a_traceback(tmp_path_factory, overrides):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (config.ConfigError("x"), 2),
+        (compose.ConfigError("x"), 2),
         (corpus.DataError("x"), 4),
         (storage.StorageError("x"), 5),
         (OSError("x"), 5),
@@ -336,7 +336,7 @@ def test_a_training_whose_reader_leaves_ends_without_a_word_and_goes_on_later(to
     bash = ["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"]
     done = subprocess.run(bash, capture_output=True, text=True, cwd=tmp_path)
     assert (done.stdout, done.stderr) == (f"{128 + signal.SIGPIPE}\n", "")
-    folder = config.run_folder(config.compose_row(*words[1:]))
+    folder = folders.run_folder(compose.compose_row(*words[1:]))
     assert not (folder / "failure.json").exists()
     aiayn(*words)
     assert (folder / "result.json").exists()

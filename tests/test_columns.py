@@ -4,22 +4,22 @@ import dataclasses
 
 import pytest
 
-from aiayn import columns, config, results
+from aiayn import columns, compose, records, table3
 from aiayn.schema import ROWS, Config
 
-MINI = config.compose_row("scale=mini")
-PAPER = config.compose_row("scale=paper", "data=wmt14_en_de")
+MINI = compose.compose_row("scale=mini")
+PAPER = compose.compose_row("scale=paper", "data=wmt14_en_de")
 
 
 def found(like: Config, **figures: float) -> dict[str, list[columns.Column]]:
     """The columns, by group, of a table in which these rows have a BLEU, all with a perplexity of 5."""
     runs = []
     for row, bleu in figures.items():
-        run = config.row(row, like)
+        run = compose.row(row, like)
         result = {"config": dataclasses.asdict(run), "params": 7, "params_at_40960_rows": 65_000_000}
         result["dev"] = {"ppl": 5.0, "bleu": {"paper": bleu}}
-        runs.append(results.Run(row, 1, "finished", "", result, 11))
-    table = results.table(like, runs)
+        runs.append(records.Run(row, 1, "finished", "", result, 11))
+    table = table3.table(like, runs)
     groups: dict[str, list[columns.Column]] = {}
     for column in columns.columns_of(table):
         groups.setdefault(column.group, []).append(column)
@@ -53,4 +53,4 @@ def test_an_effect_is_our_row_minus_our_base_and_a_row_without_figures_has_none(
     ("value", "text"), [(4.918, "4.92"), (999.994, "999.99"), (1234.5, "1234"), (99999.0, "99999"), (1e7, "1e+07")]
 )
 def test_a_figure_of_any_size_is_short(value, text):
-    assert columns.number_text(value, 2) == text
+    assert records.number_text(value, 2) == text

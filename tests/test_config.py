@@ -7,15 +7,15 @@ from fractions import Fraction
 import pytest
 from omegaconf import OmegaConf
 
-from aiayn import config, schema
-from aiayn.config import compose_row
+from aiayn import compose, folders, schema
+from aiayn.compose import compose_row
 from aiayn.schema import ConfigError
 
 SCALES = ("paper", "small", "mini", "smoke")
 
 
 def test_the_base_row_has_the_papers_values():
-    base = config.rows()["base"]
+    base = compose.rows()["base"]
     assert dataclasses.asdict(base.model) == {
         "num_layers": 6,
         "d_model": 512,
@@ -64,7 +64,7 @@ TABLE_3 = {
 
 
 def test_each_row_differs_from_base_in_the_papers_cells_and_in_nothing_else():
-    rows = config.rows()
+    rows = compose.rows()
     assert list(rows) == list(TABLE_3) == list(schema.ROWS)
     base = {**dataclasses.asdict(rows["base"].model), **dataclasses.asdict(rows["base"].training)}
     for name, (changes, ppl, bleu, params) in TABLE_3.items():
@@ -126,9 +126,9 @@ def test_every_row_composes_at_every_scale_to_the_papers_values_times_the_scales
         expected["learning_rate_factor"] = float(Fraction(FACTORS[scale]["learning_rate"]))
         assert {**dataclasses.asdict(run.model), **dataclasses.asdict(run.training)} == expected, name
         assert (run.experiment, run.paper.ppl, run.paper.bleu) == (name, ppl, bleu)
-        assert config.variation(run) == "", name
+        assert folders.variation(run) == "", name
         # What reads a row without composing it, for a table or a plan, has the same
-        assert config.row(name, compose_row(f"scale={scale}")) == run
+        assert compose.row(name, compose_row(f"scale={scale}")) == run
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -142,8 +142,8 @@ def test_base_is_trained_at_every_scale_with_the_values_that_are_written_here(sc
 
 
 def test_every_file_of_experiments_and_sweeps_is_known_and_every_point_of_a_sweep_composes():
-    assert set(config._read_folder("experiments")) == set(schema.ROWS)
-    sweeps = config._read_folder("sweeps")
+    assert set(compose._read_folder("experiments")) == set(schema.ROWS)
+    sweeps = compose._read_folder("sweeps")
     assert set(sweeps) == {"table3", "seeds"}
     for name, sweep in sweeps.items():
         params = sweep["hydra"]["sweeper"]["params"]
@@ -159,7 +159,7 @@ def test_every_file_of_experiments_and_sweeps_is_known_and_every_point_of_a_swee
 
 def test_the_paper_scale_changes_nothing_and_other_scales_multiply():
     paper, mini = compose_row("scale=paper"), compose_row("scale=mini")
-    assert paper == config.rows()["base"]
+    assert paper == compose.rows()["base"]
     assert mini.model.d_model == round(512 * mini.scale.width)
     assert mini.training.max_steps == round(100_000 * mini.scale.steps)
     assert (mini.model.num_heads, mini.model.dropout) == (8, 0.1)
@@ -175,8 +175,8 @@ def test_a_vocabulary_that_is_asked_for_comes_before_the_scales_own():
 def test_a_config_file_gives_the_same_run_back(tmp_path):
     run = compose_row("experiment=big", "seed=7")
     path = tmp_path / "config.yaml"
-    path.write_text(config.to_yaml(run))
-    assert config.read(path) == run
+    path.write_text(compose.to_yaml(run))
+    assert compose.read(path) == run
 
 
 @pytest.mark.parametrize(
@@ -206,37 +206,39 @@ def test_a_wrong_value_is_refused_in_one_line_naming_key_value_and_remedy(overri
 
 def test_a_run_with_other_values_than_its_row_gets_its_own_folder():
     plain, same, other = (compose_row("experiment=a_h1", *more) for more in ((), ("model.dropout=0.1",), ("seed=2",)))
-    assert str(config.run_folder(plain)) == "runs/tiny-mini/a_h1/seed1"
-    assert config.run_folder(same) == config.run_folder(plain)
-    assert str(config.run_folder(other)) == "runs/tiny-mini/a_h1/seed2"
+    assert str(folders.run_folder(plain)) == "runs/tiny-mini/a_h1/seed1"
+    assert folders.run_folder(same) == folders.run_folder(plain)
+    assert str(folders.run_folder(other)) == "runs/tiny-mini/a_h1/seed2"
     changes = ("model.dropout=0.3", "training.warmup_steps=800")
     varied = [compose_row("experiment=a_h1", change) for change in changes]
-    folders = {config.run_folder(run) for run in varied}
-    assert len(folders) == 2
-    assert all("/a_h1+" in str(folder) for folder in folders)
-    assert config.run_folder(compose_row("experiment=a_h1", "training.checkpoint_every=7")) == config.run_folder(plain)
+    own = {folders.run_folder(run) for run in varied}
+    assert len(own) == 2
+    assert all("/a_h1+" in str(folder) for folder in own)
+    assert folders.run_folder(compose_row("experiment=a_h1", "training.checkpoint_every=7")) == folders.run_folder(
+        plain
+    )
 
 
 def test_runs_with_the_papers_tokenizer_have_a_table_of_their_own():
     usual, papers = (compose_row(f"tokenizer={kind}") for kind in ("sentencepiece", "paper"))
-    assert str(config.run_folder(usual)) == "runs/tiny-mini/base/seed1"
-    assert str(config.run_folder(papers)) == "runs/tiny.paper-mini/base/seed1"
+    assert str(folders.run_folder(usual)) == "runs/tiny-mini/base/seed1"
+    assert str(folders.run_folder(papers)) == "runs/tiny.paper-mini/base/seed1"
 
 
 def test_runs_in_another_precision_have_a_table_of_their_own_that_names_it():
     words = {"32-true": "tiny", "bf16-mixed": "tiny.bf16", "64-true": "tiny.fp64"}
     for precision, folder in words.items():
         run = compose_row(f"hardware.precision={precision}")
-        assert str(config.run_folder(run)) == f"runs/{folder}-mini/base/seed1"
-        assert config.variation(run) == ""
+        assert str(folders.run_folder(run)) == f"runs/{folder}-mini/base/seed1"
+        assert folders.variation(run) == ""
     gpu = compose_row("hardware=gpu", "data=wmt14_en_de", "scale=paper", "tokenizer=paper")
-    assert config.sweep_folder(gpu).name == "wmt14_en_de.paper.bf16-paper"
-    assert config.corpus_name(gpu) == "wmt14_en_de.paper"  # the text is prepared once
+    assert folders.sweep_folder(gpu).name == "wmt14_en_de.paper.bf16-paper"
+    assert folders.corpus_name(gpu) == "wmt14_en_de.paper"  # the text is prepared once
 
 
 def test_no_value_stands_twice_in_conf_and_experiments():
-    base = OmegaConf.create(config._read_folder("conf")["config"])
-    for name, row in config._read_folder("experiments").items():
+    base = OmegaConf.create(compose._read_folder("conf")["config"])
+    for name, row in compose._read_folder("experiments").items():
         for section in ("model", "training"):
             for key, value in row.get(section, {}).items():
                 assert base[section][key] != value, f"{name} repeats {section}.{key}"
@@ -254,7 +256,7 @@ def test_every_scale_composes_with_every_corpus_and_hardware_for_every_row(scale
     words = (f"scale={scale}", f"data={data}", f"hardware={hardware}", *(OWN_FILES if data == "files" else ()))
     for fidelity in ("paper", "released_code"):
         like = compose_row(*words, f"fidelity={fidelity}")
-        assert [config.row(name, like).experiment for name in schema.ROWS] == [*schema.ROWS]
+        assert [compose.row(name, like).experiment for name in schema.ROWS] == [*schema.ROWS]
     # Control: a sentence that no update can hold is refused
     with pytest.raises(ConfigError, match="tokens_per_update"):
         compose_row(*words, "data.max_length=90000", "hardware.tokens_per_micro_batch=90000")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from aiayn import config, contest, rivals, schema
+from aiayn import compose, contest, rivals, schema
 from aiayn.batching import gather
 from aiayn.evaluate import build
 from aiayn.paper.fast import kernels
@@ -20,7 +20,7 @@ from aiayn.tokenizer import EOS
 def run(toy) -> schema.Config:
     # Heads as wide as d_model / h, as rivals want them
     sizes = ["model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.updates=2", "bench.rounds=3"]
-    return config.compose_row(*toy, *sizes)
+    return compose.compose_row(*toy, *sizes)
 
 
 def test_contestants_take_turns_in_every_round_and_the_first_round_is_not_counted():
@@ -74,7 +74,7 @@ def test_in_training_a_weight_is_rounded_anew_after_each_update(training):
 
 
 def test_lengths_are_log_normal_with_the_mean_asked_for_and_both_sides_alike():
-    run = config.compose_row("bench.mean_length=25", "data.max_length=400", "scale=paper")
+    run = compose.compose_row("bench.mean_length=25", "data.max_length=400", "scale=paper")
     pairs = contest.synthetic_pairs(run, 20_011)
     for lengths in (pairs.source_lengths[:], pairs.target_lengths[:]):
         assert lengths.mean() == pytest.approx(25, rel=0.05)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiayn import config, criteria, results
+from aiayn import compose, criteria, folders, records, table3
 from aiayn.schema import ROWS, Config, ConfigError
 
 UPDATES = 1000
@@ -16,7 +16,7 @@ UPDATES = 1000
 
 @pytest.fixture
 def run(tmp_path: Path) -> Config:
-    return config.compose_row("scale=small", "scale.steps=0.002", f"output={tmp_path}/runs", "seed=0")
+    return compose.compose_row("scale=small", "scale.steps=0.002", f"output={tmp_path}/runs", "seed=0")
 
 
 def train_nats(step: int) -> float:
@@ -26,9 +26,9 @@ def train_nats(step: int) -> float:
 
 def finished(run: Config, row: str, seed: int = 0, **changed: Any) -> Path:
     """A finished run: dev PPL 10.1 after nine tenths, 10 at the end, BLEU 20 ± 1, 20 epochs."""
-    trained = config.row(row, run)
+    trained = compose.row(row, run)
     given: dict[str, Any] = {"ppl": 10.0, "before": 10.1, "epochs": 20.0, "half": 1.0, "nats": train_nats} | changed
-    folder = config.sweep_folder(run) / row / f"seed{seed}"
+    folder = folders.sweep_folder(run) / row / f"seed{seed}"
     folder.mkdir(parents=True)
     updates = trained.training.max_steps
     rows: list[dict[str, float]] = [
@@ -134,8 +134,8 @@ def test_metrics_thinned_to_a_half_give_the_same_verdicts(run, capsys):
 
 def test_a_table_names_what_its_first_seed_misses_and_leaves_out_what_is_damaged(run):
     def missed() -> tuple[str, ...]:
-        folder = config.sweep_folder(run)
-        made = results.table(run, results.read_runs(folder))
+        folder = folders.sweep_folder(run)
+        made = table3.table(run, records.read_runs(folder))
         return criteria.judged(made, folder).missed
 
     assert missed() == ()

@@ -20,9 +20,10 @@ import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiayn import dataset, storage
+from aiayn import encoded, encoding, storage
 from aiayn.corpus import DataError, Files, Selection, fingerprints, read_pairs
-from aiayn.dataset import SIDES, SPLITS, Dataset, Lengths, Origin, _packed, prepare
+from aiayn.encoded import SIDES, SPLITS, Dataset, Lengths
+from aiayn.encoding import Origin, _packed, encode_corpus
 from aiayn.signals import Interrupted, interrupting
 from aiayn.tokenizer import EOS, Tokenizer
 
@@ -35,7 +36,7 @@ import os, signal, sys
 from pathlib import Path
 from aiayn import storage
 from aiayn.corpus import Files, fingerprints
-from aiayn.dataset import Origin, prepare
+from aiayn.encoding import Origin, encode_corpus
 writes = 0
 def die(point, path):
     global writes
@@ -45,7 +46,7 @@ def die(point, path):
 storage.fault = die if sys.argv[3] != "0" else storage.fault
 splits = {s: [Files(Path(sys.argv[2], f"{s}.en"), Path(sys.argv[2], f"{s}.de"))] for s in ("train", "dev", "test")}
 origin = Origin(fingerprints(splits), lambda: splits)
-print(prepare(Path(sys.argv[1]), origin, vocab_size=41, max_length=23, progress=print).sha256)
+print(encode_corpus(Path(sys.argv[1]), origin, vocab_size=41, max_length=23, progress=print).sha256)
 """
 
 
@@ -70,7 +71,7 @@ def text(tmp_path_factory) -> Path:
 def prepare_here(folder: Path, text: Path, **changed: Any) -> Dataset:
     splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
     settings = {"vocab_size": VOCAB_SIZE, "max_length": MAX_LENGTH, "progress": lambda message: None} | changed
-    return prepare(folder, Origin(fingerprints(splits), lambda: splits), **settings)
+    return encode_corpus(folder, Origin(fingerprints(splits), lambda: splits), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def test_lengths_count_eos(prepared) -> None:
 
 def test_lengths_in_parts_are_those_of_all_sentences(prepared, monkeypatch) -> None:
     pairs = prepared.pairs("train")
-    monkeypatch.setattr(dataset, "SENTENCES_AT_ONCE", 11)
+    monkeypatch.setattr(encoded, "SENTENCES_AT_ONCE", 11)
     parts = list(pairs.source_lengths.parts())
     assert [len(part) for part in parts] == [11] * 8 + [97 - 88]
     assert np.concatenate(parts).tolist() == np.diff(pairs.source_offsets).tolist()
@@ -256,7 +257,9 @@ def test_a_split_of_several_parts_is_one_split_in_their_order(tmp_path, text, pr
             (tmp_path / f"{name}.{language}").write_bytes(b"".join(part))
     splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
     splits["train"] = [Files(tmp_path / f"{name}.en", tmp_path / f"{name}.de") for name in ("a", "b")]
-    parted = prepare(tmp_path / "parted", Origin({}, lambda: splits), VOCAB_SIZE, MAX_LENGTH, lambda message: None)
+    parted = encode_corpus(
+        tmp_path / "parted", Origin({}, lambda: splits), VOCAB_SIZE, MAX_LENGTH, lambda message: None
+    )
     for part in ("files", "splits"):
         assert parted.manifest[part] == prepared.manifest[part]
 
@@ -359,7 +362,7 @@ def test_who_waits_for_another_process_says_so_and_a_signal_ends_the_wait(tmp_pa
             owner.close()  # whoever goes on gets the lock
 
         with pytest.raises(Interrupted):
-            prepare(folder, origin, VOCAB_SIZE, MAX_LENGTH, tell)
+            encode_corpus(folder, origin, VOCAB_SIZE, MAX_LENGTH, tell)
     assert told == [f"waiting: {folder} is in use by process {os.getpid()} on {os.uname().nodename}"]
 
 
@@ -398,7 +401,7 @@ def test_a_stage_is_only_reused_when_its_files_and_its_settings_are_the_same(
         raise LookupError
 
     folder = tmp_path / "small"
-    monkeypatch.setattr(dataset, "_save_texts", die)  # of the dev set, after tokenizer and training text
+    monkeypatch.setattr(encoding, "_save_texts", die)  # of the dev set, after tokenizer and training text
     with pytest.raises(LookupError):
         prepare_here(folder, text, **({"max_length": MAX_LENGTH - 19} if damage == "settings" else {}))
     monkeypatch.undo()
@@ -472,9 +475,9 @@ def test_chunks_and_processes_change_no_byte(tmp_path, monkeypatch) -> None:
     origin = Origin({}, lambda: {"train": train, "dev": dev, "test": dev})
     hashes = []
     for number, (pairs_at_once, processes) in enumerate(((1000, 1), (7, 1), (7, 2))):
-        monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", pairs_at_once)
-        monkeypatch.setattr(dataset, "_MAX_PROCESSES", processes)
-        prepared = prepare(tmp_path / str(number), origin, 21, 9, lambda message: None)
+        monkeypatch.setattr(encoding, "_PAIRS_AT_ONCE", pairs_at_once)
+        monkeypatch.setattr(encoding, "_MAX_PROCESSES", processes)
+        prepared = encode_corpus(tmp_path / str(number), origin, 21, 9, lambda message: None)
         hashes.append(prepared.sha256)
         for part in ("ids", "offsets"):
             path = prepared.folder / f"train.source.{part}.npy"
@@ -483,12 +486,12 @@ def test_chunks_and_processes_change_no_byte(tmp_path, monkeypatch) -> None:
             assert path.read_bytes() == written.getvalue()
     assert len(set(hashes)) == 1
     assert prepared.manifest["splits"]["train"]["dropped"]["too long"] > 0  # so chunks lose pairs
-    prepared = prepare(tmp_path / "other", origin, 21, 8, lambda message: None)
+    prepared = encode_corpus(tmp_path / "other", origin, 21, 8, lambda message: None)
     assert prepared.sha256 not in hashes  # control
 
 
 def test_the_memory_of_preparing_does_not_grow_with_the_corpus(tmp_path, text, monkeypatch) -> None:
-    monkeypatch.setattr(dataset, "_MAX_PROCESSES", 1)
+    monkeypatch.setattr(encoding, "_MAX_PROCESSES", 1)
 
     def peak(times: int) -> int:
         folder = tmp_path / str(times)
@@ -497,12 +500,12 @@ def test_the_memory_of_preparing_does_not_grow_with_the_corpus(tmp_path, text, m
             for language in ("en", "de"):
                 (folder / f"train.{language}").write_text((text / f"train.{language}").read_text() * times)
         tracemalloc.start()
-        prepare_here(tmp_path / f"prepared{times}-{dataset._PAIRS_AT_ONCE}", folder)
+        prepare_here(tmp_path / f"prepared{times}-{encoding._PAIRS_AT_ONCE}", folder)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
-    monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", 211)
+    monkeypatch.setattr(encoding, "_PAIRS_AT_ONCE", 211)
     assert peak(4 * 11) < 1.2 * peak(11)
-    monkeypatch.setattr(dataset, "_PAIRS_AT_ONCE", 10**6)
+    monkeypatch.setattr(encoding, "_PAIRS_AT_ONCE", 10**6)
     assert peak(4 * 11) > 3 * peak(11)  # control: all pairs at once

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiayn import config, devices
+from aiayn import compose, devices, schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ def test_a_schedule_gives_every_row_its_devices_once_and_none_two_rows_at_a_time
     rows = rows_of(seconds)
     draw = random.Random(len(seconds))
     wanted = {row.name: draw.randint(1, available) for row in rows}
-    turns = devices.schedule(rows, wanted, available)
+    turns = schedule.schedule(rows, wanted, available)
     assert sorted(turn.row.name for turn in turns) == sorted(wanted)
     for turn in turns:
         assert len(set(turn.devices)) == wanted[turn.row.name]
@@ -40,17 +40,17 @@ def test_a_schedule_gives_every_row_its_devices_once_and_none_two_rows_at_a_time
     for number in range(available):
         own = sorted((turn.start, turn.end) for turn in turns if number in turn.devices)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
-    one_each = devices.schedule(rows, dict.fromkeys(wanted, 1), available)
+    one_each = schedule.schedule(rows, dict.fromkeys(wanted, 1), available)
     least = max(max(seconds), sum(seconds) / available)
     # Longest first ends at most a third later than the best there is, which takes `least` or more
-    assert least <= devices.length(one_each) * (1 + 1e-9) <= least * 2 + 1e-6
+    assert least <= schedule.length(one_each) * (1 + 1e-9) <= least * 2 + 1e-6
     starts = [turn.row.seconds for turn in one_each]
     assert starts == sorted(starts, reverse=True)
-    assert devices.length(devices.best_schedule(rows, 1, available, available)) <= devices.length(one_each)
+    assert schedule.length(schedule.best_schedule(rows, 1, available, available)) <= schedule.length(one_each)
 
 
 def test_a_schedule_by_hand() -> None:
-    turns = devices.schedule(rows_of([3, 5, 2, 4]), {f"row{number}": 1 for number in range(4)}, 2)
+    turns = schedule.schedule(rows_of([3, 5, 2, 4]), {f"row{number}": 1 for number in range(4)}, 2)
     assert [(turn.row.seconds, turn.devices, turn.start, turn.end) for turn in turns] == [
         *((5, (0,), 0, 5), (4, (1,), 0, 4), (3, (1,), 4, 7), (2, (0,), 5, 7)),
     ]
@@ -59,15 +59,15 @@ def test_a_schedule_by_hand() -> None:
 def test_a_long_row_gets_more_devices_up_to_the_most_and_only_while_the_whole_ends_sooner() -> None:
     rows = rows_of([60, 10, 10])
     for most, expected in ((1, 1), (2, 2), (3, 3), (4, 3)):
-        turns = devices.best_schedule(rows, 1, most, 4)
+        turns = schedule.best_schedule(rows, 1, most, 4)
         assert {turn.row.name: len(turn.devices) for turn in turns} == {"row0": expected, "row1": 1, "row2": 1}
-    assert [len(turn.devices) for turn in devices.best_schedule(rows[:1], 1, 4, 4)] == [4]
-    assert devices.best_schedule([], 1, 4, 4) == []
+    assert [len(turn.devices) for turn in schedule.best_schedule(rows[:1], 1, 4, 4)] == [4]
+    assert schedule.best_schedule([], 1, 4, 4) == []
 
 
 @pytest.fixture
-def hardware() -> dict[str, config.Config]:
-    return {name: config.compose_row(f"hardware={name}").hardware for name in ("cpu", "gpu")}
+def hardware() -> dict[str, compose.Config]:
+    return {name: compose.compose_row(f"hardware={name}").hardware for name in ("cpu", "gpu")}
 
 
 def test_a_cpu_has_as_many_devices_as_their_threads_fit_the_cores_and_a_limit_may_be_any(hardware, monkeypatch) -> None:
@@ -80,16 +80,16 @@ def test_a_cpu_has_as_many_devices_as_their_threads_fit_the_cores_and_a_limit_ma
 def test_gpus_are_those_that_there_are_and_a_limit_or_a_run_beyond_them_is_refused(hardware, monkeypatch) -> None:
     assert devices.gpus() == [] or all(name.startswith("GPU-") for name in devices.gpus())
     monkeypatch.setattr(devices, "gpus", list)
-    with pytest.raises(config.ConfigError, match="hardware=gpu: torch sees no GPU here"):
+    with pytest.raises(compose.ConfigError, match="hardware=gpu: torch sees no GPU here"):
         devices.names(hardware["gpu"])
     monkeypatch.setattr(devices, "gpus", lambda: ["GPU-a", "GPU-b", "GPU-c"])
     assert devices.names(hardware["gpu"]) == ["GPU-a", "GPU-b", "GPU-c"]
     assert devices.names(hardware["gpu"], 2) == ["GPU-a", "GPU-b"]
-    with pytest.raises(config.ConfigError, match=r"hydra\.launcher\.devices=4: must be at most 3, the GPUs"):
+    with pytest.raises(compose.ConfigError, match=r"hydra\.launcher\.devices=4: must be at most 3, the GPUs"):
         devices.names(hardware["gpu"], 4)
     wide = dataclasses.replace(hardware["gpu"], devices=4)
     with pytest.raises(
-        config.ConfigError, match=r"hardware\.devices=4: must be at most 3, all devices that torch sees"
+        compose.ConfigError, match=r"hardware\.devices=4: must be at most 3, all devices that torch sees"
     ):
         devices.Pool(wide, devices.names(wide))
 
@@ -152,5 +152,5 @@ def test_runs_that_start_at_once_meet_at_ports_of_their_own_and_a_strangers_is_l
         with socket.socket() as stranger:
             stranger.bind(("127.0.0.1", first))
             stranger.listen()
-            with pytest.raises(config.ConfigError, match="no port from"):
+            with pytest.raises(compose.ConfigError, match="no port from"):
                 devices.port(held)

@@ -12,17 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aiayn import checkpoint, config, evaluate, translate
+from aiayn import checkpoint, compose, evaluate, folders, table2, translate
 from aiayn.batching import gather
 from aiayn.tokenizer import EOS
 
 
 @pytest.fixture
-def run(finished, tmp_path) -> config.Config:
+def run(finished, tmp_path) -> compose.Config:
     """A copy of the trained run, to write into."""
-    original = config.compose_row(*finished)
+    original = compose.compose_row(*finished)
     copy = dataclasses.replace(original, output=str(tmp_path / "runs"))
-    shutil.copytree(config.run_folder(original), config.run_folder(copy))
+    shutil.copytree(folders.run_folder(original), folders.run_folder(copy))
     return copy
 
 
@@ -62,7 +62,7 @@ def test_measuring_leaves_a_model_in_training_in_training_and_dropout_out_of_the
 
 
 def test_evaluating_again_gives_the_figures_of_the_result_and_its_translations(run):
-    folder = config.run_folder(run)
+    folder = folders.run_folder(run)
     model, dataset, _ = evaluate.trained(run)
     figures, translations = evaluate.evaluate(model, dataset, "dev", run)
     result = json.loads((folder / "result.json").read_text())["dev"]
@@ -80,8 +80,8 @@ def test_the_figures_follow_from_nats_tokens_and_characters(run):
 
 
 def test_the_mean_of_two_checkpoints_is_the_mean_of_their_weights(run):
-    newest, before = checkpoint.newest(config.run_folder(run) / "checkpoints", 2)
-    states = [checkpoint.VerifiedCheckpointIO().load_checkpoint(path)["state_dict"] for path in (newest, before)]
+    newest, before = checkpoint.newest(folders.run_folder(run) / "checkpoints", 2)
+    states = [checkpoint.load(path)["state_dict"] for path in (newest, before)]
     averaged, _, _ = evaluate.trained(dataclasses.replace(run, average=2))
     last, _, _ = evaluate.trained(run)
     for name, weight in averaged.state_dict().items():
@@ -93,14 +93,11 @@ def test_the_mean_of_two_checkpoints_is_the_mean_of_their_weights(run):
 
 def test_evaluating_the_mean_equals_evaluating_averaged_weights(run, capsys):
     asked = dataclasses.replace(run, average=2, split="test")
-    evaluate.main(asked)
-    folder = config.run_folder(run)
+    table2.main(asked)
+    folder = folders.run_folder(run)
     found = json.loads((folder / "evaluation-test-average2.json").read_text())
     model, dataset, _ = evaluate.trained(run)
-    states = [
-        checkpoint.VerifiedCheckpointIO().load_checkpoint(path)["state_dict"]
-        for path in checkpoint.newest(folder / "checkpoints", 2)
-    ]
+    states = [checkpoint.load(path)["state_dict"] for path in checkpoint.newest(folder / "checkpoints", 2)]
     last = nats_by_hand(model, dataset.pairs("test"))
     model.load_state_dict({name[12:]: (weight + states[1][name]) / 2 for name, weight in states[0].items()})
     assert found["nats"] == pytest.approx(nats_by_hand(model, dataset.pairs("test")), rel=1e-5)
@@ -115,18 +112,20 @@ def test_evaluating_the_mean_equals_evaluating_averaged_weights(run, capsys):
 
 
 def test_more_checkpoints_than_there_are_is_an_error_that_says_so(run):
-    with pytest.raises(config.ConfigError, match=r"average=4: .* keeps only 3; train with training.keep_checkpoints=4"):
+    with pytest.raises(
+        compose.ConfigError, match=r"average=4: .* keeps only 3; train with training.keep_checkpoints=4"
+    ):
         evaluate.trained(dataclasses.replace(run, average=4))
 
 
 def test_a_run_that_was_never_trained_is_an_error_that_names_its_folder(run):
-    with pytest.raises(config.ConfigError, match=r"experiment=base: nothing is trained in .*seed2"):
+    with pytest.raises(compose.ConfigError, match=r"experiment=base: nothing is trained in .*seed2"):
         evaluate.trained(dataclasses.replace(run, seed=2))
 
 
 def test_a_run_of_another_meaning_is_refused_before_its_weights_are_read(run):
     other = dataclasses.replace(run, scale=dataclasses.replace(run.scale, width=3.0))
-    with pytest.raises(config.ConfigError, match=r"scale\.width=3.0: .* holds a run with scale\.width=1.0"):
+    with pytest.raises(compose.ConfigError, match=r"scale\.width=3.0: .* holds a run with scale\.width=1.0"):
         evaluate.trained(other)
 
 
@@ -141,21 +140,21 @@ def test_our_bleu_of_the_translations_is_that_of_the_sacrebleu_command(run, tmp_
 
 
 def test_another_beam_search_finds_the_rows_own_run_and_leaves_its_figures_alone(run, capsys):
-    folder = config.run_folder(run)
-    evaluate.main(run)
+    folder = folders.run_folder(run)
+    table2.main(run)
     before = (folder / "evaluation-dev-average1.json").read_bytes()
     greedy = dataclasses.replace(run, decoding=dataclasses.replace(run.decoding, beam_size=1))
-    assert config.run_folder(greedy) != folder
-    evaluate.main(greedy)
+    assert folders.run_folder(greedy) != folder
+    table2.main(greedy)
     (other,) = folder.glob("evaluation-dev-average1+*.json")
     assert json.loads(other.read_bytes())["nats"] == json.loads(before)["nats"]
     assert (folder / "evaluation-dev-average1.json").read_bytes() == before
-    assert not config.run_folder(greedy).exists()
+    assert not folders.run_folder(greedy).exists()
 
 
 def test_other_text_than_the_run_was_trained_on_is_refused(run):
-    (config.run_folder(run) / "data.sha256").write_text("0" * 64)
-    with pytest.raises(config.ConfigError, match=r"data\.name: .* was begun on data with SHA-256 000000000000"):
+    (folders.run_folder(run) / "data.sha256").write_text("0" * 64)
+    with pytest.raises(compose.ConfigError, match=r"data\.name: .* was begun on data with SHA-256 000000000000"):
         evaluate.trained(run)
 
 

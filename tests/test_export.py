@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from aiayn import cli, config, evaluate, export, schema, storage
+from aiayn import cli, compose, evaluate, export, schema, storage
 from aiayn.batching import gather
 from aiayn.contest import endless
-from aiayn.dataset import Pairs
+from aiayn.encoded import Pairs
 from aiayn.paper.beam_search import Hypothesis
 from aiayn.paper.fast.decoding import FastDecoder
 from aiayn.paper.fast.model import accelerate
@@ -40,7 +40,7 @@ def random_model(row: schema.Config) -> Transformer:
 
 
 def smoke(name: str) -> schema.Config:
-    return config.compose_row(f"experiment={name}", "scale=smoke")
+    return compose.compose_row(f"experiment={name}", "scale=smoke")
 
 
 SOURCES = list(np.random.default_rng(5).integers(EOS + 1, VOCABULARY, (13, LENGTH - 1)))
@@ -151,9 +151,9 @@ def exported(finished, tmp_path):
 
     def run(format: str):
         pytest.importorskip(export.LIBRARIES[format], reason="needs the extra: pip install -e '.[export]'")
-        original = config.compose_row(*finished)
+        original = compose.compose_row(*finished)
         shutil.copytree(original.output, tmp_path / "runs")
-        copied = config.compose_row(*finished, f"output={tmp_path}/runs", f"format={format}")
+        copied = compose.compose_row(*finished, f"output={tmp_path}/runs", f"format={format}")
         export.main(copied)
         model, dataset, folder = evaluate.trained(copied)
         return model, dataset, folder / f"export-{format}"
@@ -232,7 +232,7 @@ def test_safetensors_hold_every_weight_to_the_bit(exported):
 def test_marian_refuses_in_one_line_what_it_cannot_hold(overrides, words):
     pytest.importorskip("transformers", reason="needs the extra: pip install -e '.[export]'")
     with pytest.raises(schema.ConfigError, match=words) as refused:
-        export.marian(random_model(config.compose_row(*overrides, "scale=smoke")))
+        export.marian(random_model(compose.compose_row(*overrides, "scale=smoke")))
     assert "format=ctranslate2" in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -240,11 +240,11 @@ def test_marian_refuses_in_one_line_what_it_cannot_hold(overrides, words):
 def test_a_format_of_another_command_and_a_library_that_is_missing_are_refused(finished, monkeypatch):
     for format in ("terminal", "md"):
         with pytest.raises(schema.ConfigError, match="export writes ctranslate2, safetensors, marian"):
-            export.main(config.compose_row(*finished, f"format={format}"))
+            export.main(compose.compose_row(*finished, f"format={format}"))
     for fidelity in ("fidelity=released_code", "fidelity.zero_start=true", "fidelity.sinusoids=halves"):
         with pytest.raises(schema.ConfigError, match="export runs of fidelity=paper"):
-            export.main(config.compose_row(*finished, "format=safetensors", fidelity))
+            export.main(compose.compose_row(*finished, "format=safetensors", fidelity))
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(schema.ConfigError, match="pip install 'aiayn") as refused:
-        export.main(config.compose_row(*finished, "format=marian"))
+        export.main(compose.compose_row(*finished, "format=marian"))
     assert cli.explained(refused.value)[0] == 2

@@ -11,7 +11,7 @@ import torch
 from models import BOS, DECODERS, EOS, ROUNDING, SIZES, SOURCES, VOCAB, batch, decoder, in_its_precision, pack
 from torch import Tensor, nn
 
-from aiayn import config, evaluate, material, plan, results, schema, storage, train
+from aiayn import compose, evaluate, folders, material, plan, records, schema, storage, table3, train
 from aiayn.paper.fast.model import accelerate
 from aiayn.paper.layers import sinusoids, sinusoids_in_halves
 from aiayn.paper.transformer import Transformer
@@ -26,8 +26,8 @@ def transformer(**fidelity: bool) -> Transformer:
 
 
 def test_the_paper_is_the_default_everywhere() -> None:
-    assert config.compose_row().fidelity.name == "paper"
-    assert {row.fidelity.name for row in config.rows().values()} == {"paper"}
+    assert compose.compose_row().fidelity.name == "paper"
+    assert {row.fidelity.name for row in compose.rows().values()} == {"paper"}
     plain, explicit = transformer(), transformer(sinusoids_in_halves=False, target_space=False, zero_start=False)
     assert torch.equal(plain(batch()), explicit(batch()))
     released = transformer(sinusoids_in_halves=True, target_space=True, zero_start=True)
@@ -124,10 +124,10 @@ RELEASED = {
 
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_row_has_the_released_code_s_millions_of_parameters_and_rounds_to_the_paper_s(name: str) -> None:
-    run = config.compose_row(f"experiment={name}", "fidelity=released_code", "scale=paper", "data=wmt14_en_de")
+    run = compose.compose_row(f"experiment={name}", "fidelity=released_code", "scale=paper", "data=wmt14_en_de")
     count = evaluate.parameters(run, run.data.vocab_size) / 1e6
     assert count == pytest.approx(RELEASED[name], abs=0.05 if name == "big" else 0.005)
-    plain = config.compose_row(f"experiment={name}", "scale=paper", "data=wmt14_en_de")
+    plain = compose.compose_row(f"experiment={name}", "scale=paper", "data=wmt14_en_de")
     assert evaluate.parameters(plain, plain.data.vocab_size) / 1e6 < count - 1  # control
 
 
@@ -145,11 +145,11 @@ def in_words(run: schema.Config, folder: Path) -> schema.Config:
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(("tokenizer", "pieces", "line"), [("sentencepiece", 25, "1 2 3"), ("paper", 14, "x1 x2 x3")])
 def test_more_rows_than_pieces_train_and_decode(toy, tmp_path, tokenizer, pieces, line) -> None:
-    run = config.compose_row(*toy, "fidelity=released_code", "training.max_steps=1")
+    run = compose.compose_row(*toy, "fidelity=released_code", "training.max_steps=1")
     if tokenizer == "paper":
         run = in_words(run, tmp_path)
-    folder = config.run_folder(run)
-    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    folder = folders.run_folder(run)
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     train.train(run, folder)
     model, dataset, _ = evaluate.trained(run)
     assert (len(model.embedding.weight), dataset.tokenizer.vocab_size) == (40_960, pieces)
@@ -162,35 +162,37 @@ def test_more_rows_than_pieces_train_and_decode(toy, tmp_path, tokenizer, pieces
 
 def test_fewer_rows_than_pieces_are_refused(toy) -> None:
     with pytest.raises(schema.ConfigError, match=r"fidelity\.embedding_rows=24: must be at least data\.vocab_size=25"):
-        config.compose_row(*toy, "fidelity.embedding_rows=24")
+        compose.compose_row(*toy, "fidelity.embedding_rows=24")
 
 
 def test_every_difference_makes_another_run_with_a_folder_of_its_own() -> None:
-    plain = config.compose_row()
-    runs = [config.compose_row(f"fidelity.{difference}") for difference in DIFFERENCES]
-    runs.append(config.compose_row("fidelity=released_code"))
-    folders = {config.run_folder(run) for run in [plain, *runs]}
+    plain = compose.compose_row()
+    runs = [compose.compose_row(f"fidelity.{difference}") for difference in DIFFERENCES]
+    runs.append(compose.compose_row("fidelity=released_code"))
+    folders = {folders.run_folder(run) for run in [plain, *runs]}
     assert len(folders) == 6
-    assert config.run_folder(plain).parts[-2] == "base"
+    assert folders.run_folder(plain).parts[-2] == "base"
     assert all(schema.meaning(run) != schema.meaning(plain) for run in runs)
-    whole = config.compose_row(*(f"fidelity.{difference}" for difference in DIFFERENCES))
+    whole = compose.compose_row(*(f"fidelity.{difference}" for difference in DIFFERENCES))
     assert dataclasses.replace(whole.fidelity, name="released_code") == runs[-1].fidelity  # these four and no other
 
 
 def test_the_released_code_has_twenty_rows_and_a_table_of_its_own(result_of, tmp_path) -> None:
-    run = config.compose_row("fidelity=released_code", f"output={tmp_path}")
+    run = compose.compose_row("fidelity=released_code", f"output={tmp_path}")
     planned = plan.rows(run)
     assert [row.experiment for row in planned] == list(schema.ROWS)
     assert all(row.fidelity == run.fidelity for row in planned)
-    assert {config.run_folder(row).parent.parent.name for row in planned} == {"tiny.released_code-mini"}
-    assert not any(map(config.variation, planned))
-    assert plan.rows(config.compose_row("fidelity.zero_start=true")) != planned  # control: a variation is planned alone
+    assert {folders.run_folder(row).parent.parent.name for row in planned} == {"tiny.released_code-mini"}
+    assert not any(map(folders.variation, planned))
+    assert (
+        plan.rows(compose.compose_row("fidelity.zero_start=true")) != planned
+    )  # control: a variation is planned alone
     for row in planned[:3]:
-        storage.write_json(config.run_folder(row) / "result.json", result_of(row))
-    runs = results.read_runs(config.sweep_folder(run))
-    paper = dataclasses.replace(run, fidelity=config.compose_row("fidelity=paper").fidelity)
-    made = {of.fidelity.name: results.table(of, runs) for of in (run, paper)}
+        storage.write_json(folders.run_folder(row) / "result.json", result_of(row))
+    runs = records.read_runs(folders.sweep_folder(run))
+    paper = dataclasses.replace(run, fidelity=compose.compose_row("fidelity=paper").fidelity)
+    made = {of.fidelity.name: table3.table(of, runs) for of in (run, paper)}
     assert [line.name for line in made["released_code"].lines if line.finished] == list(schema.ROWS[:3])
     assert not any(line.finished for line in made["paper"].lines)  # control
     assert material.gather(run).table.data == "tiny.released_code"
-    assert results.table(config.compose_row("fidelity=released_code", "scale=paper", "data=wmt14_en_de"), []).comparable
+    assert table3.table(compose.compose_row("fidelity=released_code", "scale=paper", "data=wmt14_en_de"), []).comparable

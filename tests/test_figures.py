@@ -10,23 +10,24 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from scipy import stats
 
-from aiayn import config, figures, results
+from aiayn import compose, figures, table3
 from aiayn.curves import Curve
 from aiayn.drawing import style
-from aiayn.results import Run, Table
+from aiayn.records import Run
+from aiayn.table3 import Table
 
 
 def table(scale: str, data: str, seeds: int) -> Table:
     """Made-up results in which each seed adds 1 % of perplexity and 0.1 BLEU."""
-    run = config.compose_row(f"scale={scale}", f"data={data}")
+    run = compose.compose_row(f"scale={scale}", f"data={data}")
     runs = []
-    for row, line in config.rows().items():
-        trained = config.row(row, run)
+    for row, line in compose.rows().items():
+        trained = compose.row(row, run)
         for seed in range(seeds):
             dev = {"ppl": line.paper.ppl * 2 * (1 + seed / 100), "bleu": {"paper": line.paper.bleu + seed / 10}}
             result: dict[str, Any] = {"config": dataclasses.asdict(trained), "dev": dev}
             runs.append(Run(row, seed, "finished", "", result, 1))
-    return results.table(run, runs)
+    return table3.table(run, runs)
 
 
 def points(figure: Figure, panel: int, marker: str) -> list[float]:
@@ -38,13 +39,13 @@ def points(figure: Figure, panel: int, marker: str) -> list[float]:
 
 def test_each_row_has_a_colour_of_its_own() -> None:
     found = figures.colours(table("mini", "tiny", 1))
-    assert set(found) == set(config.ROWS)
+    assert set(found) == set(compose.ROWS)
     assert len(set(found.values())) == 20
 
 
 def test_a_group_shows_the_papers_effects_and_ours() -> None:
     figure = figures.group(table("mini", "tiny", 3), "(A)")
-    rows = [config.rows()[row].paper for row in ("a_h1", "a_h4", "base", "a_h16", "a_h32")]
+    rows = [compose.rows()[row].paper for row in ("a_h1", "a_h4", "base", "a_h16", "a_h32")]
     for panel, effects in (
         (0, [100 * (row.ppl / 4.92 - 1) for row in rows]),
         (1, [row.bleu - 25.8 for row in rows]),
@@ -110,13 +111,13 @@ def test_in_the_plot_of_ranks_every_row_is_named_and_no_name_lies_on_another(met
     with style():
         figure = figures.ranks(table("mini", "tiny", 1), metric)
         names, dots = names_and_dots(figure)
-    assert set(names) == set(config.ROWS)
+    assert set(names) == set(compose.ROWS)
     assert len(dots) == 20
     assert not [pair for pair in itertools.combinations(names, 2) if names[pair[0]].overlaps(names[pair[1]])]
     assert not [name for name, box in names.items() if any(box.contains(*dot) for dot in dots)]
     assert all(figure.axes[0].bbox.count_contains(box.corners()) == 4 for box in names.values())
     for text in figure.axes[0].texts:  # control: names beside their dots, as they would be without a search
-        dot = dots[config.ROWS.index(text.get_text())]
+        dot = dots[compose.ROWS.index(text.get_text())]
         text.set_position(figure.axes[0].transData.inverted().transform((dot[0] + 20, dot[1])))
     names, _ = names_and_dots(figure)
     assert [pair for pair in itertools.combinations(names, 2) if names[pair[0]].overlaps(names[pair[1]])]
@@ -125,7 +126,9 @@ def test_in_the_plot_of_ranks_every_row_is_named_and_no_name_lies_on_another(met
 def test_the_schedule_peaks_at_the_end_of_the_warm_up() -> None:
     (base, big) = figures.schedule(table("mini", "tiny", 1)).axes[0].lines
     for line, row in ((base, "base"), (big, "big")):
-        trained = config.scaled(dataclasses.replace(config.rows()[row], scale=config.compose_row("scale=mini").scale))
+        trained = compose.scaled(
+            dataclasses.replace(compose.rows()[row], scale=compose.compose_row("scale=mini").scale)
+        )
         peak = line.get_xdata()[int(np.argmax(line.get_ydata()))]
         assert peak == pytest.approx(trained.training.warmup_steps, rel=0.02)
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiayn import config, dataset, flops, schema
-from aiayn.dataset import Lengths
+from aiayn import compose, encoded, flops, schema
+from aiayn.encoded import Lengths
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
 from aiayn.paper.fast.model import accelerate
@@ -56,7 +56,7 @@ THE_WORK = {
 @pytest.mark.parametrize("name", THE_WORK)
 def test_a_row_takes_what_the_table_of_the_work_says(name: str) -> None:
     _, mega, tera = THE_WORK[name]
-    row = config.rows()[name]
+    row = compose.rows()[name]
     found = flops.training_flops(row.model, 37_000, 1, 1, flops.LENGTH, flops.LENGTH)
     assert found / 1e6 == pytest.approx(mega, abs=0.06)
     assert 25_000 * found / 1e12 == pytest.approx(tera, abs=0.01)
@@ -64,7 +64,7 @@ def test_a_row_takes_what_the_table_of_the_work_says(name: str) -> None:
 
 
 def test_rows_that_differ_only_in_how_the_heads_are_cut_take_the_same() -> None:
-    rows = config.rows()
+    rows = compose.rows()
     base, *others = (
         flops.training_flops(rows[name].model, 37_000, 1, 1, 40, 40)
         for name in ("base", "a_h1", "a_h4", "a_h16", "a_h32", "d_dropout00", "d_smoothing02")
@@ -75,14 +75,14 @@ def test_rows_that_differ_only_in_how_the_heads_are_cut_take_the_same() -> None:
 def test_every_gpu_that_can_be_named_is_known_and_the_other_way_round() -> None:
     (choices,) = (meta["choices"] for key, _, meta in schema.leaves(schema.Config()) if key == "plan.gpu")
     assert set(choices) == set(flops.GPUS)
-    hardware = {name: config.compose_row(f"hardware={name}").hardware for name in ("cpu", "gpu")}
+    hardware = {name: compose.compose_row(f"hardware={name}").hardware for name in ("cpu", "gpu")}
     assert flops.device(hardware["gpu"], "a100") is flops.GPUS["a100"]
     assert flops.device(hardware["cpu"], "a100") is flops.CORE
     assert all(0 < device.efficiency < 1 and device.basis for device in [*flops.GPUS.values(), flops.CORE])
 
 
 def test_the_length_that_counts_in_attention_is_the_mean_over_tokens(monkeypatch) -> None:
-    monkeypatch.setattr(dataset, "SENTENCES_AT_ONCE", 3)
+    monkeypatch.setattr(encoded, "SENTENCES_AT_ONCE", 3)
     lengths = [7, 2, 31, 2, 5, 13, 3, 3]
     expected = np.mean([length for length in lengths for _ in range(length)])
     assert flops.weighted_length(Lengths(np.cumsum([0, *lengths]))) == pytest.approx(expected, rel=1e-15)

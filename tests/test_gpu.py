@@ -10,7 +10,7 @@ from models import SIZES
 from runs import equal
 from torch import Tensor
 
-from aiayn import checkpoint, config
+from aiayn import checkpoint, compose, folders
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
 from aiayn.paper.fast.model import accelerate, compile_stacks
@@ -81,15 +81,15 @@ def test_in_float32_gpu_and_cpu_agree() -> None:
 def test_a_run_on_the_gpu_ends_with_a_result(toy: list[str], aiayn: Callable[..., object], tmp_path: Path) -> None:
     on_gpu = [*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"]
     aiayn("train", *on_gpu)
-    assert (config.run_folder(config.compose_row(*on_gpu)) / "result.json").exists()
+    assert (folders.run_folder(compose.compose_row(*on_gpu)) / "result.json").exists()
 
 
 def whole_and_resumed(words: list[str], aiayn: Callable[..., object]) -> tuple[Any, Any, Any]:
     """The state in the middle of a run, at its end, and at its end once more from the middle."""
     aiayn("train", *words)
-    folder = config.run_folder(config.compose_row(*words))
+    folder = folders.run_folder(compose.compose_row(*words))
     last, *_, middle = checkpoint.newest(folder / "checkpoints", 100)
-    load = checkpoint.VerifiedCheckpointIO().load_checkpoint
+    load = checkpoint.load
     states = [load(middle), load(last)]
     for path in (last, last.with_name(last.name + ".sha256"), folder / "result.json"):
         path.unlink()

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from aiayn import config, growth, probe, schema
+from aiayn import compose, growth, probe, schema
 
 
 @pytest.fixture
 def run(toy) -> schema.Config:
-    return config.compose_row(*toy, "bench.seconds=0", "bench.mean_length=5")
+    return compose.compose_row(*toy, "bench.seconds=0", "bench.mean_length=5")
 
 
 def point(**changes) -> probe.Point:

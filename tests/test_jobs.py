@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aiayn import config, devices, jobs, schema, storage, train
+from aiayn import compose, devices, folders, jobs, schema, storage, train
 from aiayn import worker as worker_module
 
 
@@ -48,8 +48,8 @@ def changed(run: schema.Config, key: str, value: object = None) -> schema.Config
 
 def hold(folder_of: schema.Config, content: schema.Config) -> Path:
     """Makes the folder of one run hold another."""
-    folder = config.run_folder(folder_of)
-    storage.write_text(folder / "config.yaml", config.to_yaml(content))
+    folder = folders.run_folder(folder_of)
+    storage.write_text(folder / "config.yaml", compose.to_yaml(content))
     return folder
 
 
@@ -115,7 +115,7 @@ def test_a_worker_sees_nothing_of_somebody_elses_group_of_ranks(toy_run, echo, m
     assert {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= set(jobs.FOREIGN)
     assert (environment["MINE"], environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("kept", "3", "3")
     assert environment["AIAYN_PARENT"] == str(os.getpid())
-    assert arguments == ["-m", "aiayn.worker", str(config.run_folder(run))]
+    assert arguments == ["-m", "aiayn.worker", str(folders.run_folder(run))]
 
 
 def test_each_device_has_a_process_that_knows_its_rank_and_where_to_meet(toy_run, echo, tmp_path):
@@ -133,12 +133,12 @@ def test_each_device_has_a_process_that_knows_its_rank_and_where_to_meet(toy_run
 
 @pytest.mark.usefixtures("echo")
 def test_a_start_leaves_the_config_appends_to_the_log_and_forgets_the_last_failure(toy_run):
-    folder = config.run_folder(toy_run)
+    folder = folders.run_folder(toy_run)
     jobs.fail(folder, 3, "before")
     for _ in range(2):
         jobs.start(toy_run, folder / "worker.log", ExitStack(), {}).ranks[0].wait()
     assert not (folder / "failure.json").exists()
-    assert config.read(folder / "config.yaml") == toy_run
+    assert compose.read(folder / "config.yaml") == toy_run
     assert (folder / "worker.log").read_text() == "hello\nhello\n"
 
 
@@ -271,7 +271,7 @@ def test_a_command_that_anothers_handler_ends_waits_until_its_worker_has_saved(t
     """As submitit does: it puts the job back into the queue, then exits from its handler of the warning."""
     answers = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / 'saved')!r}, 'w'), os._exit(75)))"
     code = f"{answers}\nopen({str(tmp_path / 'ready')!r}, 'w')\n{HANGS}"
-    monkeypatch.setattr(jobs, "start", lambda run, log, held, seeing: worker(run, config.run_folder(run), code))
+    monkeypatch.setattr(jobs, "start", lambda run, log, held, seeing: worker(run, folders.run_folder(run), code))
 
     def leave(seconds: float) -> None:
         monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
@@ -287,7 +287,7 @@ def test_a_command_that_anothers_handler_ends_waits_until_its_worker_has_saved(t
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_run_waits_for_its_gpu_and_can_be_stopped_while_it_does(toy_run, monkeypatch, stopped):
-    gpu = config.compose_row("hardware=gpu").hardware
+    gpu = compose.compose_row("hardware=gpu").hardware
     run, seen = dataclasses.replace(toy_run, hardware=gpu), []
     names = [f"GPU-{letter}{os.getpid()}" for letter in "xy"]
     monkeypatch.setattr(devices, "gpus", lambda: names)
@@ -296,7 +296,7 @@ def test_a_run_waits_for_its_gpu_and_can_be_stopped_while_it_does(toy_run, monke
 
     def start(run, log, held, seeing):
         seen.append(seeing)
-        return jobs.Job(run, config.run_folder(run), [types.SimpleNamespace(poll=lambda: 0, wait=lambda: 0)], held)
+        return jobs.Job(run, folders.run_folder(run), [types.SimpleNamespace(poll=lambda: 0, wait=lambda: 0)], held)
 
     monkeypatch.setattr(jobs, "start", start)
     release = (lambda seconds: os.kill(os.getpid(), signal.SIGTERM)) if stopped else lambda seconds: others.close()
@@ -307,7 +307,7 @@ def test_a_run_waits_for_its_gpu_and_can_be_stopped_while_it_does(toy_run, monke
 
 
 def test_a_folder_that_another_command_has_is_refused_naming_it_and_left_alone(toy_run):
-    folder = config.run_folder(toy_run)
+    folder = folders.run_folder(toy_run)
     jobs.fail(folder, 3, "before")
     with jobs.claim(toy_run), pytest.raises(storage.InUse, match=f"in use by process {os.getpid()} on "):
         jobs.run_here(toy_run)
@@ -322,7 +322,7 @@ def test_a_folder_that_another_command_has_is_refused_naming_it_and_left_alone(t
     [b"", b"[]", b"seed: 1", b"\xff", b"a: &a [1]\nb: *a", b"x: !!python/object/apply:os.system [true]", b"{" * 999],
 )
 def test_a_damaged_config_is_one_line_that_names_the_file(toy_run, content):
-    path = config.run_folder(toy_run) / "config.yaml"
+    path = folders.run_folder(toy_run) / "config.yaml"
     storage.write_bytes(path, content)
     with pytest.raises(schema.ConfigError, match=r"config\.yaml is damaged: .*; delete that folder") as caught:
         jobs.check(toy_run)
@@ -331,8 +331,8 @@ def test_a_damaged_config_is_one_line_that_names_the_file(toy_run, content):
 
 def test_a_config_that_looks_into_the_environment_is_refused(toy_run, monkeypatch):
     monkeypatch.setenv("SECRET", "s3ntinel")
-    path = config.run_folder(toy_run) / "config.yaml"
-    text = config.to_yaml(toy_run)
+    path = folders.run_folder(toy_run) / "config.yaml"
+    text = compose.to_yaml(toy_run)
     storage.write_text(path, text.replace("project: aiayn", "project: ${oc.env:SECRET}"))
     with pytest.raises(schema.ConfigError, match="it holds an interpolation"):
         jobs.check(toy_run)
@@ -348,7 +348,7 @@ def test_other_text_under_the_same_name_is_another_run(tmp_path):
 @pytest.mark.parametrize("key", ["experiment", "seed", "data", "model.dropout", "decoding.beam_size"])
 def test_a_result_of_another_run_finishes_nothing(toy_run, result_of, key):
     made = result_of(toy_run)
-    path = config.run_folder(toy_run) / "result.json"
+    path = folders.run_folder(toy_run) / "result.json"
     storage.write_json(path, made)
     assert jobs.is_finished(toy_run)
     section, _, name = key.rpartition(".")
@@ -359,24 +359,24 @@ def test_a_result_of_another_run_finishes_nothing(toy_run, result_of, key):
 
 
 def test_a_result_on_other_text_than_is_prepared_here_finishes_nothing(toy_run, result_of):
-    storage.write_json(config.run_folder(toy_run) / "result.json", result_of(toy_run))
+    storage.write_json(folders.run_folder(toy_run) / "result.json", result_of(toy_run))
     assert jobs.is_finished(toy_run)
     for sha256, finished in (("e" * 64, False), (result_of(toy_run)["sha256"]["data"], True)):
         here = dataclasses.replace(toy_run, prepared=f"{toy_run.output}/{finished}")
-        storage.write_json(config.prepared_folder(here) / "manifest.json", {"sha256": sha256})
+        storage.write_json(folders.prepared_folder(here) / "manifest.json", {"sha256": sha256})
         assert jobs.is_finished(here) == finished
-    storage.write_text(config.prepared_folder(here) / "manifest.json", "{")
+    storage.write_text(folders.prepared_folder(here) / "manifest.json", "{")
     assert jobs.is_finished(here)  # nothing here says otherwise: it may have been trained elsewhere
 
 
 def test_a_run_in_another_precision_is_another_run_with_a_folder_of_its_own(toy_run, result_of):
-    storage.write_json(config.run_folder(toy_run) / "result.json", result_of(toy_run))
+    storage.write_json(folders.run_folder(toy_run) / "result.json", result_of(toy_run))
     for precision in ("bf16-mixed", "64-true"):
         other = changed(toy_run, "hardware.precision", precision)
         assert not jobs.is_finished(other)
-        assert config.run_folder(other) != config.run_folder(toy_run)
-        moved = config.run_folder(other)
-        storage.write_json(moved / "result.json", result_of(toy_run) | {"data": config.setting(other)})
+        assert folders.run_folder(other) != folders.run_folder(toy_run)
+        moved = folders.run_folder(other)
+        storage.write_json(moved / "result.json", result_of(toy_run) | {"data": folders.setting(other)})
         assert not jobs.is_finished(other)  # nor where somebody puts it into that folder
 
 
@@ -385,7 +385,7 @@ def finishes_before_the_claim(run, result_of, monkeypatch):
     claim = jobs.claim
 
     def later(run):
-        storage.write_json(config.run_folder(run) / "result.json", result_of(run))
+        storage.write_json(folders.run_folder(run) / "result.json", result_of(run))
         return claim(run)
 
     monkeypatch.setattr(jobs, "claim", later)
@@ -396,7 +396,7 @@ def test_a_run_that_another_command_has_just_finished_is_not_begun_again(toy_run
     monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("a worker was started"))
     assert jobs.run_here(toy_run) == jobs.DONE
     assert "nothing to do" in capsys.readouterr().out
-    assert not (config.run_folder(toy_run) / "config.yaml").exists()
+    assert not (folders.run_folder(toy_run) / "config.yaml").exists()
 
 
 def test_a_folder_that_another_command_has_just_taken_for_another_run_is_refused(toy_run, monkeypatch):
@@ -416,7 +416,7 @@ def test_a_rank_of_torchrun_does_not_begin_a_run_that_was_just_finished(toy_run,
 
 
 def test_a_finished_run_starts_no_worker_and_writes_nothing(toy_run, result_of, monkeypatch, capsys, tmp_path):
-    storage.write_json(config.run_folder(toy_run) / "result.json", result_of(toy_run))
+    storage.write_json(folders.run_folder(toy_run) / "result.json", result_of(toy_run))
     monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("a worker was started"))
     before = sorted(tmp_path.rglob("*"))
     assert jobs.run_here(toy_run) == jobs.DONE
@@ -426,7 +426,7 @@ def test_a_finished_run_starts_no_worker_and_writes_nothing(toy_run, result_of, 
 
 @pytest.mark.parametrize("content", ['{"schema": 1', "{}", "[]", ""])
 def test_a_result_that_is_torn_or_none_of_ours_finishes_nothing(toy_run, content):
-    storage.write_text(config.run_folder(toy_run) / "result.json", content)
+    storage.write_text(folders.run_folder(toy_run) / "result.json", content)
     assert not jobs.is_finished(toy_run)
 
 
@@ -485,7 +485,7 @@ def test_kill_9_of_the_command_leaves_no_rank_behind(toy, tmp_path):
         *toy,
         *("training.max_steps=1000000", "training.checkpoint_every=1000000", "hardware.devices=2"),
     ]
-    folder = config.run_folder(config.compose_row(*arguments[1:]))
+    folder = folders.run_folder(compose.compose_row(*arguments[1:]))
     command = subprocess.Popen([sys.executable, "-m", "aiayn", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (folder / "metrics.jsonl").exists() or (folder / "metrics.jsonl").stat().st_size == 0:

@@ -13,7 +13,7 @@ import pytest
 from runs import finish
 from scipy import stats
 
-from aiayn import config, drawing, figures, flops, material, page
+from aiayn import compose, drawing, figures, flops, folders, material, page
 from aiayn.ladder import Ladder, Rung, papers_compute, papers_effect
 from aiayn.prepare import prepare
 from aiayn.schema import Config
@@ -27,14 +27,14 @@ def put(tmp_path: Path, result_of: Callable[[Config], dict[str, Any]]) -> Put:
     """Writes finished runs of some rows at a scale and returns a run of that sweep; no corpus is prepared for them."""
 
     def made(
-        *overrides: str, rows: tuple[str, ...] = config.ROWS, seeds: tuple[int, ...] = (1,), **figures: Any
+        *overrides: str, rows: tuple[str, ...] = compose.ROWS, seeds: tuple[int, ...] = (1,), **figures: Any
     ) -> Config:
-        run = config.compose_row(*overrides, f"output={tmp_path}/runs", f"prepared={tmp_path}/prepared")
+        run = compose.compose_row(*overrides, f"output={tmp_path}/runs", f"prepared={tmp_path}/prepared")
         ppl = figures.get("ppl", lambda row, seed: row.paper.ppl * 2)
         bleu = figures.get("bleu", lambda row, seed: row.paper.bleu - 5)
         for name in rows:
             for seed in seeds:
-                own = config.row(name, dataclasses.replace(run, seed=seed))
+                own = compose.row(name, dataclasses.replace(run, seed=seed))
                 finish(own, result_of(own), ppl(own, seed), bleu(own, seed), "c0ffee", [])
         return run
 
@@ -59,7 +59,7 @@ def test_every_finished_scale_is_a_rung_in_the_order_of_compute(put: Put) -> Non
         "small, tiny",
         "paper, wmt14_en_de",
     ]
-    of_paper = material.gather(config.compose_row("scale=paper", "data=wmt14_en_de", f"output={run.output}"))
+    of_paper = material.gather(compose.compose_row("scale=paper", "data=wmt14_en_de", f"output={run.output}"))
     assert [found.name for found in of_paper.ladder.rungs] == ["paper, wmt14_en_de"]
 
 
@@ -75,7 +75,7 @@ def test_a_scale_of_few_updates_is_left_out_whatever_its_name(put: Put) -> None:
 def test_a_half_done_scale_is_a_rung_without_figures(put: Put) -> None:
     run = put("scale=mini", rows=("base", "a_h1", "big"))
     half = put("scale=small", rows=("a_h4",))
-    (config.run_folder(config.row("a_h4", half)) / "result.json").unlink()
+    (folders.run_folder(compose.row("a_h4", half)) / "result.json").unlink()
     found = rung(material.gather(run).ladder, "small, tiny")
     assert all(found.effect(own, "PPL") is None for own in found.table.lines)
     assert {finding.verdict for finding in found.findings} == {"undecided"}
@@ -131,7 +131,7 @@ def test_the_compute_is_that_of_the_tokens_that_the_updates_held(put: Put) -> No
 @pytest.mark.parametrize("count", [None, "many", -1, 0, 10**400, 1.5])
 def test_a_run_without_a_sensible_count_of_tokens_has_no_compute(put: Put, count: Any) -> None:
     run = put("scale=mini", rows=("base", "a_h1"))
-    path = config.run_folder(config.row("a_h1", run)) / "result.json"
+    path = folders.run_folder(compose.row("a_h1", run)) / "result.json"
     result = json.loads(path.read_text()) | {"source_tokens": count}
     path.write_text(json.dumps(result))
     found = material.gather(run)
@@ -146,7 +146,7 @@ def test_a_run_without_a_sensible_count_of_tokens_has_no_compute(put: Put, count
 
 def test_the_vocabulary_and_the_lengths_are_those_of_the_corpus_that_is_here(put: Put, digits: list[str]) -> None:
     run = put(*digits, "scale=mini", rows=("base",))
-    run = dataclasses.replace(run, prepared=config.compose_row(*digits).prepared)
+    run = dataclasses.replace(run, prepared=compose.compose_row(*digits).prepared)
     dataset = prepare(run, lambda message: None)
     lengths = [
         float((offsets**2).sum() / offsets.sum())
@@ -161,7 +161,7 @@ def test_the_vocabulary_and_the_lengths_are_those_of_the_corpus_that_is_here(put
 
 
 def test_the_papers_effect_stands_at_the_compute_of_its_own_training() -> None:
-    rows = material.gather(config.compose_row("output=nowhere", "prepared=nowhere")).table.lines
+    rows = material.gather(compose.compose_row("output=nowhere", "prepared=nowhere")).table.lines
     base, big = rows[0], rows[-1]
     assert papers_effect(big, base, "PPL").value == pytest.approx(math.log(4.33 / 4.92))
     assert papers_effect(big, base, "BLEU").value == pytest.approx(0.6)
@@ -186,7 +186,7 @@ def test_the_figure_shows_every_rows_effects_and_the_papers(put: Put) -> None:
     with drawing.style():
         figure = figures.ladder(found.ladder, found.table.lines, "PPL")
         drawing.svg(figure)
-    assert [axes.get_title("left") for axes in figure.axes] == [*config.ROWS[1:], "base trained at"]
+    assert [axes.get_title("left") for axes in figure.axes] == [*compose.ROWS[1:], "base trained at"]
     for row in ("a_h1", "big", "c_n2"):
         effects = [own.effect(line(own, row), "PPL") for own in found.ladder.rungs]
         expected = [(effect.compute, effect.value) for effect in effects if effect]
@@ -232,7 +232,7 @@ def test_hostile_folders_and_names_are_inert(put: Put) -> None:
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(HOSTILE)
     # Copied from another sweep: its config names that one
-    source = config.run_folder(config.row("base", run)) / "config.yaml"
+    source = folders.run_folder(compose.row("base", run)) / "config.yaml"
     (Path(run.output) / "tiny-copied" / "base" / "seed1" / "config.yaml").write_bytes(source.read_bytes())
     named = source.read_text().replace("name: mini", f"name: '{HOSTILE[:40]}'")
     (Path(run.output) / "tiny-evil" / "base" / "seed1" / "config.yaml").write_text(named)

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import cores, equal
 
-from aiayn import checkpoint, config, devices, jobs, launcher, schema, storage, train
+from aiayn import checkpoint, compose, folders, jobs, launcher, schedule, schema, storage, train
 from aiayn.corpus import DataError
-from aiayn.results import read_runs, table
+from aiayn.records import read_runs
 from aiayn.signals import Interrupted, interrupting
+from aiayn.table3 import table
 
 
 class Worker:
@@ -52,7 +53,7 @@ def started(monkeypatch):
     def start(run, log, held, seeing):
         at_work = sum(worker.polls > 0 for worker in workers) + 1
         begun.append((run, at_work))
-        folder = config.run_folder(run)
+        folder = folders.run_folder(run)
         storage.write_text(log, "")
         workers.append(Worker(codes.get(run.seed, jobs.DONE)))
         if codes.get(run.seed, jobs.DONE) == jobs.NON_FINITE:
@@ -69,7 +70,7 @@ def started(monkeypatch):
 @pytest.fixture
 def runs(tmp_path):
     """All rows, in an output folder of their own."""
-    return [dataclasses.replace(row, output=f"{tmp_path}/runs") for row in config.rows().values()]
+    return [dataclasses.replace(row, output=f"{tmp_path}/runs") for row in compose.rows().values()]
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5])
@@ -110,7 +111,7 @@ def test_a_failed_run_stops_nobody_and_is_named_with_its_cause_and_its_log(runs,
     printed = capsys.readouterr().out
     (line,) = (line for line in printed.splitlines() if "failed  " in line)
     assert re.search(rf"base +seed {failing}  failed  the loss is NaN \(exit code 3\)", line)
-    assert str(config.run_folder(seeds[failing - 1]) / "worker.log") in line
+    assert str(folders.run_folder(seeds[failing - 1]) / "worker.log") in line
     assert "1 of 3 runs failed" in printed
 
 
@@ -132,7 +133,7 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, mo
 
 def test_finished_runs_are_not_started_again(runs, started, result_of):
     for run in runs[:17]:
-        storage.write_json(config.run_folder(run) / "result.json", result_of(run))
+        storage.write_json(folders.run_folder(run) / "result.json", result_of(run))
     assert launcher.Sweep(runs, cores(2), 60).work_through() == jobs.DONE
     assert {run.experiment for run, _ in started()} == set(schema.ROWS[17:])
 
@@ -143,7 +144,7 @@ def test_each_corpus_of_unfinished_runs_is_prepared_once_before_any_worker(runs,
         dataclasses.replace(run, data=dataclasses.replace(run.data, name=name))
         for run, name in zip(runs, names, strict=False)
     ]
-    storage.write_json(config.run_folder(mixed[3]) / "result.json", result_of(mixed[3]))
+    storage.write_json(folders.run_folder(mixed[3]) / "result.json", result_of(mixed[3]))
     prepared, bad = [], {"two"}
 
     def prepare_one(run, tell):
@@ -190,7 +191,7 @@ class Timer(Worker):
 @pytest.mark.parametrize(("most", "expected"), [(0, 3), (2, 2), (1, 1)])
 def test_on_eight_gpus_a_sweep_works_as_the_plan_says_and_each_run_sees_only_its_own(runs, monkeypatch, most, expected):
     """A run takes as long as it computes, on a clock that jumps from one end to the next."""
-    gpu = config.compose_row("hardware=gpu").hardware
+    gpu = compose.compose_row("hardware=gpu").hardware
     runs = [dataclasses.replace(run, hardware=gpu) for run in runs]
     names = [f"GPU-{number}-{os.getpid()}" for number in range(8)]
     clock, filled, timers, turns = [0.0], [0.0], [], []
@@ -202,7 +203,7 @@ def test_on_eight_gpus_a_sweep_works_as_the_plan_says_and_each_run_sees_only_its
         end = clock[0] + launcher.work(run) / len(seen)
         turns.append((run.experiment, seen, clock[0], end))
         timers.append(Timer(clock, end))
-        return jobs.Job(run, config.run_folder(run), [timers[-1]], held)
+        return jobs.Job(run, folders.run_folder(run), [timers[-1]], held)
 
     def sleep(seconds):
         if filled[-1] != clock[0]:  # what has just ended leaves room first
@@ -213,8 +214,8 @@ def test_on_eight_gpus_a_sweep_works_as_the_plan_says_and_each_run_sees_only_its
     monkeypatch.setattr(jobs, "start", start)
     monkeypatch.setattr(launcher.time, "sleep", sleep)
     assert launcher.Sweep(runs, names, 1e9, most).work_through() == jobs.DONE
-    rows = [launcher.Row(run.experiment, launcher.work(run), run) for run in runs]
-    planned = devices.best_schedule(rows, 1, most or 8, 8)
+    rows = [launcher.ScheduledRun(run.experiment, launcher.work(run), run) for run in runs]
+    planned = schedule.best_schedule(rows, 1, most or 8, 8)
     assert [(name, len(seen)) for name, seen, *_ in turns] == [
         (turn.row.run.experiment, len(turn.devices)) for turn in planned
     ]
@@ -295,18 +296,18 @@ def test_rows_that_raise_go_nan_exit_crash_are_killed_or_hang_stop_nobody_and_a_
     printed = capsys.readouterr().out
     assert "6 of 8 runs failed" in printed
     assert len(re.findall(r"seed [18]  finished", printed)) == 2
-    (line,) = table(seeds[0], read_runs(config.sweep_folder(seeds[0]))).lines[:1]
+    (line,) = table(seeds[0], read_runs(folders.sweep_folder(seeds[0]))).lines[:1]
     notes = {name: detail for name, status, detail in line.notes if status == "failed"}
     for seed, (_, cause) in BAD.items():
         (row,) = (row for row in printed.splitlines() if f"seed {seed}  failed" in row)
-        log = config.run_folder(seeds[seed - 1]) / "worker.log"
+        log = folders.run_folder(seeds[seed - 1]) / "worker.log"
         assert cause in row
         assert str(log) in row
         assert "hello" in log.read_text()
         assert cause in notes[f"base seed {seed}"]
         assert str(log) in notes[f"base seed {seed}"]
     # Again, when nothing is wrong any more
-    finished = [config.run_folder(seeds[number]) / "result.json" for number in (0, 7)]
+    finished = [folders.run_folder(seeds[number]) / "result.json" for number in (0, 7)]
     before = [path.stat().st_mtime_ns for path in finished]
     script(dict.fromkeys(range(1, 9), DONE))
     assert launcher.Sweep(seeds, cores(3), 60).work_through() == jobs.DONE
@@ -319,9 +320,9 @@ def test_rows_that_raise_go_nan_exit_crash_are_killed_or_hang_stop_nobody_and_a_
 def test_a_row_whose_folder_holds_another_run_is_stale_and_only_that_row(seeds, script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0.02)
     script(dict.fromkeys(range(1, 9), DONE))
-    stale, damaged = (config.run_folder(run) for run in seeds[1:3])
+    stale, damaged = (folders.run_folder(run) for run in seeds[1:3])
     other = dataclasses.replace(seeds[1], model=dataclasses.replace(seeds[1].model, d_ff=7))
-    storage.write_text(stale / "config.yaml", config.to_yaml(other))
+    storage.write_text(stale / "config.yaml", compose.to_yaml(other))
     storage.write_text(damaged / "config.yaml", "[")
     assert launcher.Sweep(seeds[:4], cores(2), 60).work_through() == jobs.FAILED
     assert sorted(begun(tmp_path)) == [1, 4]
@@ -436,7 +437,7 @@ def swept(digits, finished, aiayn_in, tmp_path_factory) -> Swept:
     """Two seeds of which the first has a checkpoint that is none: swept, repaired, and swept again."""
     folder = tmp_path_factory.mktemp("sweep")
     arguments = [*finished[:-1], f"output={folder}/runs", "training.max_steps=5"]
-    folders = [config.run_folder(config.compose_row(*arguments, f"seed={seed}")) for seed in (1, 2)]
+    folders = [folders.run_folder(compose.compose_row(*arguments, f"seed={seed}")) for seed in (1, 2)]
     storage.write_bytes(folders[0] / "checkpoints" / "step-000000003.ckpt", b"no checkpoint")
     command = ("train", "-m", *arguments, "seed=1,2")
     first = aiayn_in(folder, *command, code=1)
@@ -469,12 +470,11 @@ def test_a_sweep_again_does_only_what_is_missing(swept):
 @pytest.mark.usefixtures("signals")
 def test_a_run_of_a_sweep_has_the_bits_of_the_same_run_alone(swept, tmp_path):
     folders, *_ = swept
-    run = config.read(folders[0] / "config.yaml")
-    storage.write_text(tmp_path / "run" / "config.yaml", config.to_yaml(run))
+    run = compose.read(folders[0] / "config.yaml")
+    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(run))
     train.train(run, tmp_path / "run")
     alone, together, other = (
-        checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.newest(folder / "checkpoints")[0])
-        for folder in (tmp_path / "run", *folders)
+        checkpoint.load(checkpoint.newest(folder / "checkpoints")[0]) for folder in (tmp_path / "run", *folders)
     )
     assert equal(alone, together)
     assert not equal(together, other)  # control: another seed

@@ -20,7 +20,7 @@ from lightning_fabric.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig, OmegaConf
 from one_node_slurm import PROGRAMS, is_installed, one_node_slurm
 
-from aiayn import cli, config, jobs, launcher, storage, train
+from aiayn import cli, compose, folders, jobs, other_launchers, storage, train
 from aiayn.schema import Config
 from aiayn.signals import Interrupted
 
@@ -174,9 +174,9 @@ def tasks_of_arrays() -> set[str]:
 def test_a_row_that_cannot_begin_stops_no_other(name, options, words, aiayn_in, tmp_path) -> None:
     """One folder holds another run, one is in use: the first is known before anything is launched."""
     free, other, used = (
-        config.compose_row(*words[:-1], f"experiment={row}", f"output={tmp_path}/runs") for row in ROWS[:3]
+        compose.compose_row(*words[:-1], f"experiment={row}", f"output={tmp_path}/runs") for row in ROWS[:3]
     )
-    storage.write_text(config.run_folder(other) / "config.yaml", config.to_yaml(free))
+    storage.write_text(folders.run_folder(other) / "config.yaml", compose.to_yaml(free))
     launched = ("train", "-m", f"hydra/launcher={name}", *options, *words[:-1])
     with jobs.claim(used):
         printed = aiayn_in(tmp_path, *launched, f"experiment={','.join(ROWS[:3])}", code=jobs.FAILED)
@@ -291,14 +291,14 @@ def test_where_slurm_is_installed_lightning_s_advice_to_use_srun_is_not_passed_o
     storage.write_text(program, "#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    run = config.compose_row(*toy, "training.max_steps=1")
-    storage.write_text(config.run_folder(run) / "config.yaml", config.to_yaml(run))
+    run = compose.compose_row(*toy, "training.max_steps=1")
+    storage.write_text(folders.run_folder(run) / "config.yaml", compose.to_yaml(run))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         SLURMEnvironment.detect()
         assert [str(warning.message)[:18] for warning in caught] == ["The `srun` command"]  # control
         caught.clear()
-        assert train.main(config.run_folder(run)) == jobs.DONE
+        assert train.main(folders.run_folder(run)) == jobs.DONE
     assert not [warning for warning in caught if "srun" in str(warning.message)]
 
 
@@ -312,7 +312,7 @@ def test_inside_a_sweep_the_task_returns_its_code_and_alone_or_requeued_it_exits
     monkeypatch.setattr(cli.HydraConfig, "get", lambda: OmegaConf.create({"mode": mode}))
     monkeypatch.setattr(cli, "RunMode", type("RunMode", (), {"MULTIRUN": "MULTIRUN"}))
     monkeypatch.setattr(jobs, "run_here", lambda run: ended)
-    monkeypatch.setattr(config, "convert", lambda composed: None)
+    monkeypatch.setattr(compose, "convert", lambda composed: None)
     task = cli.task("train")
     if exits:
         with pytest.raises(SystemExit) as left:
@@ -335,8 +335,8 @@ def four(toy_run, result_of) -> list[Config]:
     """Finished before, in a folder of another run, and two to do, of which the last is there twice."""
     rows = ("base", "a_h1", "b_dk16", "c_n2", "c_n2")
     done, other, *_ = runs = [dataclasses.replace(toy_run, experiment=row) for row in rows]
-    storage.write_json(config.run_folder(done) / "result.json", result_of(done))
-    storage.write_text(config.run_folder(other) / "config.yaml", config.to_yaml(done))
+    storage.write_json(folders.run_folder(done) / "result.json", result_of(done))
+    storage.write_text(folders.run_folder(other) / "config.yaml", compose.to_yaml(done))
     return runs
 
 
@@ -345,11 +345,11 @@ def test_another_launcher_gets_what_is_unfinished_and_can_begin_and_every_run_it
 
     def launch(numbers: list[int]) -> list[int]:
         given.extend(numbers)
-        jobs.fail(config.run_folder(four[2]), jobs.NON_FINITE, "not finite")
-        storage.write_json(config.run_folder(four[4]) / "result.json", result_of(four[4]))
+        jobs.fail(folders.run_folder(four[2]), jobs.NON_FINITE, "not finite")
+        storage.write_json(folders.run_folder(four[4]) / "result.json", result_of(four[4]))
         return [jobs.NON_FINITE, jobs.DONE]
 
-    assert launcher.hand_over(four, launch) == jobs.FAILED
+    assert other_launchers.hand_over(four, launch) == jobs.FAILED
     assert given == [2, 4]
     first, *lines, last = capsys.readouterr().out.splitlines()
     assert first == "4 runs, 1 finished before"
@@ -360,7 +360,7 @@ def test_another_launcher_gets_what_is_unfinished_and_can_begin_and_every_run_it
         "finished  PPL 2.00",
     ]
     assert last == "2 of 4 runs failed; repeat the command to try them again"
-    assert launcher.unfinished(four) == [1, 2]  # what the next command begins
+    assert other_launchers.unfinished(four) == [1, 2]  # what the next command begins
 
 
 @pytest.mark.parametrize(
@@ -371,13 +371,13 @@ def test_another_launcher_gets_what_is_unfinished_and_can_begin_and_every_run_it
     ],
 )
 def test_a_run_that_left_nothing_in_its_folder_is_named_with_its_code(code, ended, said, four, capsys) -> None:
-    storage.write_text(config.run_folder(four[2]) / "config.yaml", config.to_yaml(four[2]))
-    assert launcher.hand_over([four[2]], lambda numbers: [code]) == ended
+    storage.write_text(folders.run_folder(four[2]) / "config.yaml", compose.to_yaml(four[2]))
+    assert other_launchers.hand_over([four[2]], lambda numbers: [code]) == ended
     assert said in capsys.readouterr().out
 
 
 def test_when_nothing_is_left_no_launcher_is_asked(four, capsys) -> None:
-    assert launcher.hand_over(four[:1], lambda numbers: pytest.fail("asked")) == jobs.DONE
+    assert other_launchers.hand_over(four[:1], lambda numbers: pytest.fail("asked")) == jobs.DONE
     assert capsys.readouterr().out == "1 runs, 1 finished before\n"
 
 
@@ -411,7 +411,7 @@ def test_a_task_works_in_the_folder_of_the_command_wherever_its_worker_was_start
     worked = []
     monkeypatch.setattr(cli.HydraConfig, "get", lambda: OmegaConf.create({"mode": "MULTIRUN"}))
     monkeypatch.setattr(cli, "RunMode", type("RunMode", (), {"MULTIRUN": "MULTIRUN"}))
-    monkeypatch.setattr(config, "convert", lambda composed: None)
+    monkeypatch.setattr(compose, "convert", lambda composed: None)
     monkeypatch.setattr(jobs, "run_here", lambda run: worked.append(Path.cwd()) or jobs.DONE)
     for name in ("command", "worker"):
         (tmp_path / name).mkdir()

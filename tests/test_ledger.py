@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from runs import cores
 
-from aiayn import config, jobs, launcher, results, schema, storage
+from aiayn import compose, folders, jobs, launcher, records, schema, storage
 
 SEEDS = (1, 2, 3, 5)
 OUTCOMES = ("finished", "failed", "interrupted", "killed")
@@ -58,7 +58,7 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.folder = Path(tempfile.mkdtemp())
-        base = dataclasses.replace(config.rows()["base"], output=str(self.folder / "runs"))
+        base = dataclasses.replace(compose.rows()["base"], output=str(self.folder / "runs"))
         self.runs = {seed: dataclasses.replace(base, seed=seed) for seed in SEEDS}
         self.known = dict.fromkeys(SEEDS, "missing")
         self.written: dict[int, bytes] = {}
@@ -76,9 +76,9 @@ class Ledger(RuleBasedStateMachine):
         self.crash_after -= 1
         assert self.known[run.seed] != "finished", "a finished run was started again"
         self.begun.append(run.seed)
-        folder, outcome = config.run_folder(run), self.outcomes[run.seed]
+        folder, outcome = folders.run_folder(run), self.outcomes[run.seed]
         (folder / "failure.json").unlink(missing_ok=True)
-        storage.write_text(folder / "config.yaml", config.to_yaml(run))
+        storage.write_text(folder / "config.yaml", compose.to_yaml(run))
         storage.append_lines(folder / "metrics.jsonl", ['{"step": 1}'])
         code = jobs.DONE
         if outcome == "finished":
@@ -120,7 +120,7 @@ class Ledger(RuleBasedStateMachine):
     def tear(self, data: st.DataObject) -> None:
         """A result is torn by something else than us: it is made again, and called failed until then."""
         seed = data.draw(st.sampled_from([seed for seed, status in self.known.items() if status == "finished"]))
-        path = config.run_folder(self.runs[seed]) / "result.json"
+        path = folders.run_folder(self.runs[seed]) / "result.json"
         path.write_bytes(path.read_bytes()[: data.draw(st.integers(0, 99))])
         self.known[seed] = "failed"
         del self.written[seed]
@@ -129,8 +129,8 @@ class Ledger(RuleBasedStateMachine):
     def the_folders_say_what_became_of_each_run(self) -> None:
         """Every finished result is there, byte for byte; every other run is called what it is."""
         for seed, run in self.runs.items():
-            folder = config.run_folder(run)
-            found = results.read_run(folder) if folder.exists() else None
+            folder = folders.run_folder(run)
+            found = records.read_run(folder) if folder.exists() else None
             status = found.status if found else "missing"
             if self.known[seed] == "half-done" and status == "failed":
                 assert "killed by SIGKILL" in found.cause or "torn" in found.cause  # seen before the sweep crashed

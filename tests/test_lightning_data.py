@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiayn.batching import Updates, gather
-from aiayn.dataset import Pairs
+from aiayn.encoded import Pairs
 from aiayn.lightning_data import LightningUpdates, Update
 
 PER_UPDATE, PER_MICRO_BATCH, SENTENCES = 61, 23, 97

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from aiayn import lightning_model
 from aiayn.batching import gather
-from aiayn.checkpoint import VerifiedCheckpointIO
-from aiayn.dataset import Pairs
+from aiayn.checkpoint_io import VerifiedCheckpointIO
+from aiayn.encoded import Pairs
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import LightningTransformer, NonFinite
 from aiayn.paper import transformer

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from aiayn import checkpoint, config, material, storage
+from aiayn import checkpoint, compose, folders, material, storage
 from aiayn.prepare import prepare
 from aiayn.schema import Config
 
 
 @pytest.fixture
 def run(digits: list[str], tmp_path: Path) -> Config:
-    return config.compose_row(*digits, "scale=smoke", f"output={tmp_path}")
+    return compose.compose_row(*digits, "scale=smoke", f"output={tmp_path}")
 
 
 def put(run: Config, row: str, sha256: str, lines: int, result_of: Any) -> Path:
     """A finished run on a corpus of that hash, with so many translations."""
-    trained = config.scaled(dataclasses.replace(config.rows()[row], scale=run.scale, data=run.data))
-    folder = config.sweep_folder(run) / row / "seed1"
+    trained = compose.scaled(dataclasses.replace(compose.rows()[row], scale=run.scale, data=run.data))
+    folder = folders.sweep_folder(run) / row / "seed1"
     storage.write_json(folder / "result.json", {**result_of(trained), "sha256": {"data": sha256, "tokenizer": "t"}})
     storage.write_text(folder / "translations.txt", "1 2 3\n" * lines)
     return folder
@@ -53,7 +53,7 @@ def test_learned_positions_are_those_of_the_newest_intact_checkpoint(run, result
     folder = put(run, "e_learned_positions", "x", 1, result_of) / "checkpoints"
     assert material.gather(run).learned == {}
     weights = {f"transformer.{side}_positions.weight": torch.rand(67, 5) for side in ("source", "target")}
-    checkpoint.VerifiedCheckpointIO().save_checkpoint({"state_dict": weights}, checkpoint.path_of(folder, 3))
+    checkpoint.save({"state_dict": weights}, checkpoint.path_of(folder, 3))
     found = material.gather(run).learned
     assert list(found) == ["Learned, source side", "Learned, target side"]
     assert (found["Learned, source side"] == weights["transformer.source_positions.weight"].numpy()[:64]).all()

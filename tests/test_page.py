@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from aiayn import config, drawing, material, page, storage
-from aiayn.dataset import Dataset
+from aiayn import compose, drawing, folders, material, page, storage
+from aiayn.encoded import Dataset
 from aiayn.prepare import prepare
 from aiayn.schema import ROWS, Config
 
@@ -65,14 +65,14 @@ def put(folder: Path, run: Config, ppl: float, dataset: Dataset, lines: list[str
 @pytest.fixture(scope="module")
 def report(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a sweep with finished, failed, half-done, stale and missing rows, all full of hostile text."""
-    run = config.compose_row(*digits, "scale=smoke", f"output={tmp_path_factory.mktemp('report')}")
+    run = compose.compose_row(*digits, "scale=smoke", f"output={tmp_path_factory.mktemp('report')}")
     dataset = prepare(run, lambda message: None)
     references = dataset.texts("dev", "target")
-    folder = config.sweep_folder(run)
-    for name, row in config.rows().items():
+    folder = folders.sweep_folder(run)
+    for name, row in compose.rows().items():
         for seed in (1, 2):
             here = folder / name / f"seed{seed}"
-            trained = config.scaled(dataclasses.replace(row, scale=run.scale, data=run.data, seed=seed))
+            trained = compose.scaled(dataclasses.replace(row, scale=run.scale, data=run.data, seed=seed))
             if name == "c_n8":
                 storage.write_json(here / "failure.json", {"exit_code": 3, "cause": HOSTILE, "log": ""})
             elif name == "c_n4":
@@ -171,11 +171,11 @@ def test_every_figure_is_a_file_too(report: Path) -> None:
 
 
 def test_a_sweep_of_single_seeds_has_a_page_without_colours(digits: list[str], report: Path, tmp_path: Path) -> None:
-    run = config.compose_row(*digits, "scale=smoke", f"output={tmp_path}", f"prepared={tmp_path}/nowhere")
+    run = compose.compose_row(*digits, "scale=smoke", f"output={tmp_path}", f"prepared={tmp_path}/nowhere")
     for row in ("base", "a_h4"):
         for name in ("result.json", "metrics.jsonl"):
             content = (report.parents[1] / row / "seed1" / name).read_bytes()
-            storage.write_bytes(config.sweep_folder(run) / row / "seed1" / name, content)
+            storage.write_bytes(folders.sweep_folder(run) / row / "seed1" / name, content)
     found = material.gather(run)
     with drawing.style():
         text = page.page(found, page.draw(found))

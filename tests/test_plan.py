@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_flops import THE_WORK
 
-from aiayn import config, devices, flops, plan, results, wmt
+from aiayn import compose, estimate, flops, folders, plan, records, schedule, wmt
 from aiayn.corpus import DataError
 from aiayn.download import Remote
 from aiayn.evaluate import parameters
@@ -24,12 +24,12 @@ AT_790 = (*ON_A_GPU, "plan.efficiency=0.79846", "plan.gpus=1")
 MINUTES = {"base": 20, "b_dk16": 18, "c_n2": 11, "c_n8": 25, "c_dmodel256": 9, "c_dmodel1024": 52, "big": 204}
 
 
-def planned(*overrides: str) -> list[plan.Row]:
-    return [plan.estimate(run, plan.Corpus()) for run in plan.rows(config.compose_row(*overrides))]
+def planned(*overrides: str) -> list[estimate.Estimate]:
+    return [estimate.estimate(run, estimate.Corpus()) for run in plan.rows(compose.compose_row(*overrides))]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
-    plan.main(config.compose_row(*overrides))
+    plan.main(compose.compose_row(*overrides))
     return capsys.readouterr().out
 
 
@@ -56,7 +56,7 @@ def test_the_parameters_are_those_of_the_model_that_training_builds() -> None:
 
 def saved(dropout: float, source: int, target: int) -> tuple[float, float]:
     """Bytes that torch keeps for the backward pass, weights left out, and what the estimate says; for 64 sentences."""
-    run = config.compose_row("model.d_model=46", "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "scale=paper")
+    run = compose.compose_row("model.d_model=46", "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "scale=paper")
     sizes = dataclasses.replace(run.model, num_layers=2, d_v=17, dropout=dropout)
     model = accelerate(Transformer(**vars(sizes), max_length=13, vocab_size=31).double())
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -75,7 +75,7 @@ def saved(dropout: float, source: int, target: int) -> tuple[float, float]:
         loss, _ = label_smoothed_cross_entropy(model.hidden(batch, (1, 2)), model.embedding.weight, ids[1], 0.1)
     alive = sum(kept.values()) - 8 * model.embedding.weight.numel()  # its gradient, which grows with no token
     del loss
-    return alive, plan.saved_bytes(sizes, 8, 8, 8, plan.Corpus(source, target)) * 64 * target
+    return alive, estimate.saved_bytes(sizes, 8, 8, 8, estimate.Corpus(source, target)) * 64 * target
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -87,7 +87,9 @@ def test_what_is_kept_for_the_backward_pass_is_what_torch_keeps(dropout: float) 
 
 def test_memory_grows_with_the_micro_batch_and_a_row_that_does_not_fit_is_refused(capsys) -> None:
     small, large = (
-        plan.estimate(config.compose_row(*ON_A_GPU, f"hardware.tokens_per_micro_batch={tokens}"), plan.Corpus())
+        estimate.estimate(
+            compose.compose_row(*ON_A_GPU, f"hardware.tokens_per_micro_batch={tokens}"), estimate.Corpus()
+        )
         for tokens in (1_000, 25_000)
     )
     assert large.memory > 2 * small.memory > 2 * 16 * small.parameters
@@ -99,13 +101,13 @@ def test_memory_grows_with_the_micro_batch_and_a_row_that_does_not_fit_is_refuse
 
 def test_on_eight_gpus_the_big_row_gets_three_and_on_a_cpu_every_row_what_it_asks_for() -> None:
     rows = planned(*ON_A_GPU)
-    turns = devices.best_schedule(rows, 1, devices.most_of_one(rows[0].run.hardware, 8), 8)
+    turns = schedule.best_schedule(rows, 1, schedule.most_of_one(rows[0].run.hardware, 8), 8)
     assert {turn.row.name: len(turn.devices) for turn in turns if len(turn.devices) > 1} == {"big": 3}
-    alone = devices.schedule(rows, {row.name: 1 for row in rows}, 8)
-    assert devices.length(turns) < 0.45 * devices.length(alone)
+    alone = schedule.schedule(rows, {row.name: 1 for row in rows}, 8)
+    assert schedule.length(turns) < 0.45 * schedule.length(alone)
     on_a_cpu = planned("scale=mini")
-    most = devices.most_of_one(on_a_cpu[0].run.hardware, 2)
-    assert {len(turn.devices) for turn in devices.best_schedule(on_a_cpu, 1, most, 2)} == {1}
+    most = schedule.most_of_one(on_a_cpu[0].run.hardware, 2)
+    assert {len(turn.devices) for turn in schedule.best_schedule(on_a_cpu, 1, most, 2)} == {1}
 
 
 def test_cost_is_the_given_price_of_every_hour_and_there_is_none_without_a_price(capsys, tmp_path, monkeypatch) -> None:
@@ -124,16 +126,16 @@ def test_cost_is_the_given_price_of_every_hour_and_there_is_none_without_a_price
 
 
 def test_overrides_of_a_row_s_own_are_planned_alone() -> None:
-    assert [row.name for row in planned("experiment=big", "scale=mini")] == list(config.rows())
+    assert [row.name for row in planned("experiment=big", "scale=mini")] == list(compose.rows())
     (row,) = planned("experiment=big", "scale=paper", "training.max_steps=17")
     assert row.name.startswith("big+")
     assert row.tokens == 17 * 25_000
 
 
 def test_a_prepared_corpus_gives_its_lengths_pieces_and_tokens(finished) -> None:
-    run = config.compose_row(*finished)
-    corpus = plan.corpus_of(run)
-    folder = config.Path(run.prepared) / run.data.name
+    run = compose.compose_row(*finished)
+    corpus = estimate.corpus_of(run)
+    folder = compose.Path(run.prepared) / run.data.name
     pairs = plan.Dataset.open(folder).pairs("train")
     lengths = [int(length) for length in pairs.target_lengths]
     assert corpus.target_length == pytest.approx(sum(length**2 for length in lengths) / sum(lengths))
@@ -144,17 +146,17 @@ def test_a_prepared_corpus_gives_its_lengths_pieces_and_tokens(finished) -> None
 
 def test_a_corpus_still_to_be_downloaded_is_planned_with_its_archives(tmp_path) -> None:
     words = ("data=wmt14_en_de", f"prepared={tmp_path}/prepared")
-    corpus = plan.corpus_of(config.compose_row(*words))
+    corpus = estimate.corpus_of(compose.compose_row(*words))
     assert corpus.to_write == 1_695_017_123 + 4_500_000 * 150
     assert "1.7 GB to download" in corpus.found
     assert not corpus.complete
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(config.ConfigError, match=r"data\.source=nowhere: holds no training-parallel-europarl-v7\.tgz"):
-        plan.corpus_of(config.compose_row(*words, "data.source=nowhere"))
+    with pytest.raises(compose.ConfigError, match=r"data\.source=nowhere: holds no training-parallel-europarl-v7\.tgz"):
+        estimate.corpus_of(compose.compose_row(*words, "data.source=nowhere"))
 
 
 @pytest.fixture
-def archives(tmp_path, monkeypatch) -> config.Path:
+def archives(tmp_path, monkeypatch) -> compose.Path:
     """A folder with the archives of a corpus that has the names of WMT's, and contents of this test's own."""
     folder = tmp_path / "archives"
     folder.mkdir()
@@ -182,7 +184,7 @@ def test_archives_of_the_right_names_are_refused_for_their_bytes(archives, tmp_p
     with pytest.raises(
         DataError, match=rf"dev\.tgz: \d+ bytes .*; expected {size} bytes .*; replace it by http://data"
     ):
-        plan.main(config.compose_row(*words))
+        plan.main(compose.compose_row(*words))
     assert "Nothing stands in the way" not in capsys.readouterr().out
 
 
@@ -206,45 +208,45 @@ def test_it_says_which_things_are_checked_and_which_are_not(archives, tmp_path, 
 
 
 def test_the_disk_estimate_is_what_a_run_leaves(finished) -> None:
-    run = config.compose_row(*finished)
-    folder = config.run_folder(run)
+    run = compose.compose_row(*finished)
+    folder = folders.run_folder(run)
     files = sum(path.stat().st_size for path in (folder / "checkpoints").glob("*.ckpt"))
-    states = plan.CHECKPOINT_BYTES * parameters(run, 25) * len(list((folder / "checkpoints").glob("*.ckpt")))
+    states = estimate.CHECKPOINT_BYTES * parameters(run, 25) * len(list((folder / "checkpoints").glob("*.ckpt")))
     assert states < files < states + 3 * 64_000  # names and shapes, which a model of real size outweighs
-    lines = (folder / results.METRICS).stat().st_size / run.training.max_steps
-    assert plan.UPDATE_BYTES / 4 < lines < plan.UPDATE_BYTES
+    lines = (folder / records.METRICS).stat().st_size / run.training.max_steps
+    assert estimate.UPDATE_BYTES / 4 < lines < estimate.UPDATE_BYTES
 
 
 def test_text_that_is_damaged_is_printed_beside_the_plan_and_then_raised(toy, tmp_path, capsys) -> None:
     assert "Nothing stands in the way" in printed(capsys, *toy)
-    run = config.compose_row(*toy)
+    run = compose.compose_row(*toy)
     torn = tmp_path / "train.source"
-    torn.write_bytes(config.Path(run.data.train_source).read_bytes() + b"one line more\n")
+    torn.write_bytes(compose.Path(run.data.train_source).read_bytes() + b"one line more\n")
     with pytest.raises(DataError, match=r"4002 lines, .* has 4001"):
-        plan.main(config.compose_row(*toy, f"data.train_source={torn}", f"prepared={tmp_path}"))
+        plan.main(compose.compose_row(*toy, f"data.train_source={torn}", f"prepared={tmp_path}"))
     assert "REFUSED: " in capsys.readouterr().out
-    with pytest.raises(config.ConfigError, match=r"data\.dev_target='/nowhere': no such file"):
-        plan.main(config.compose_row(*toy, "data.dev_target=/nowhere", f"prepared={tmp_path}"))
+    with pytest.raises(compose.ConfigError, match=r"data\.dev_target='/nowhere': no such file"):
+        plan.main(compose.compose_row(*toy, "data.dev_target=/nowhere", f"prepared={tmp_path}"))
 
 
 def test_a_folder_of_another_run_and_a_full_disk_are_refused_before_anything_runs(toy, capsys, monkeypatch) -> None:
-    run = config.compose_row(*toy)
-    folder = config.run_folder(run)
+    run = compose.compose_row(*toy)
+    folder = folders.run_folder(run)
     folder.mkdir(parents=True)
     other = dataclasses.replace(run, data=dataclasses.replace(run.data, max_length=11))
-    (folder / "config.yaml").write_text(config.to_yaml(other))
-    with pytest.raises(config.ConfigError, match=r"data\.max_length=12: .* holds a run with data\.max_length=11"):
+    (folder / "config.yaml").write_text(compose.to_yaml(other))
+    with pytest.raises(compose.ConfigError, match=r"data\.max_length=12: .* holds a run with data\.max_length=11"):
         plan.main(run)
     (folder / "config.yaml").unlink()
     plan.main(run)  # control
     monkeypatch.setattr(plan, "free_bytes", lambda folder: 1000)
-    with pytest.raises(config.ConfigError, match=r"output=.*: about 0\.0 GB are to be written and 0\.0 are free"):
+    with pytest.raises(compose.ConfigError, match=r"output=.*: about 0\.0 GB are to be written and 0\.0 are free"):
         plan.main(run)
 
 
 def test_each_disk_is_asked_for_its_own_share_and_one_that_holds_both_for_the_sum(toy_run, monkeypatch) -> None:
     run = dataclasses.replace(toy_run, output="runs", prepared="corpora")
-    planned, corpus = [plan.estimate(run, plan.Corpus())], plan.Corpus(to_write=7e9)
+    planned, corpus = [estimate.estimate(run, estimate.Corpus())], estimate.Corpus(to_write=7e9)
     free = {"runs": 5 * 10**9, "corpora": 6 * 10**9}
     monkeypatch.setattr(plan, "free_bytes", lambda folder: free[str(folder)])
     monkeypatch.setattr(plan, "disk_of", str)
@@ -264,14 +266,14 @@ def test_each_disk_is_asked_for_its_own_share_and_one_that_holds_both_for_the_su
 
 def test_free_space_is_that_of_the_disk_where_the_folder_will_be(tmp_path) -> None:
     assert plan.disk_of(tmp_path / "not" / "yet") == os.stat(tmp_path).st_dev
-    assert plan.disk_of(tmp_path) != plan.disk_of(config.Path("/proc"))  # control
+    assert plan.disk_of(tmp_path) != plan.disk_of(compose.Path("/proc"))  # control
     disk = os.statvfs(tmp_path)
     assert plan.free_bytes(tmp_path / "not" / "yet") == pytest.approx(disk.f_bavail * disk.f_frsize, rel=0.01)
 
 
 def test_a_gpu_s_peak_is_known_in_bf16_only_and_rows_need_as_many_gpus_as_they_ask_for() -> None:
-    with pytest.raises(config.ConfigError, match=r"hardware\.precision=32-true: .* bf16-mixed"):
+    with pytest.raises(compose.ConfigError, match=r"hardware\.precision=32-true: .* bf16-mixed"):
         planned(*ON_A_GPU, "hardware.precision=32-true")
-    with pytest.raises(config.ConfigError, match=r"plan\.gpus=1: must be at least hardware\.devices=2"):
-        plan.main(config.compose_row("hardware=gpu", "hardware.devices=2", "plan.gpus=1"))
-    assert flops.device(config.compose_row().hardware, "h200") is flops.CORE
+    with pytest.raises(compose.ConfigError, match=r"plan\.gpus=1: must be at least hardware\.devices=2"):
+        plan.main(compose.compose_row("hardware=gpu", "hardware.devices=2", "plan.gpus=1"))
+    assert flops.device(compose.compose_row().hardware, "h200") is flops.CORE

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aiayn import config, corpus, jobs, moses_bpe, prepare
+from aiayn import compose, corpus, folders, jobs, moses_bpe, prepare
 from aiayn.moses_bpe import MosesBpe
 from aiayn.schema import ConfigError
 
@@ -22,12 +22,12 @@ SIDES = [(split, side) for split in ("train", "dev", "test") for side in ("sourc
 
 
 @pytest.fixture
-def run(digits, tmp_path) -> config.Config:
+def run(digits, tmp_path) -> compose.Config:
     """The digits, to be prepared in a folder of its own."""
-    return config.compose_row(*digits, "scale=paper", f"prepared={tmp_path}/prepared", f"output={tmp_path}/runs")
+    return compose.compose_row(*digits, "scale=paper", f"prepared={tmp_path}/prepared", f"output={tmp_path}/runs")
 
 
-def with_files(run: config.Config, **paths: str) -> config.Config:
+def with_files(run: compose.Config, **paths: str) -> compose.Config:
     return dataclasses.replace(run, data=dataclasses.replace(run.data, **paths))
 
 
@@ -88,9 +88,9 @@ def test_two_selections_share_no_folder_and_each_is_prepared_once(run, tmp_path,
 
 
 def test_a_run_of_another_selection_is_not_resumed(run):
-    folder = config.run_folder(run)
+    folder = folders.run_folder(run)
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(config.to_yaml(run))
+    (folder / "config.yaml").write_text(compose.to_yaml(run))
     jobs.check(run)
     for key, value in (("max_words", 5), ("pairs", 1009)):
         with pytest.raises(ConfigError, match=rf"scale\.{key}={value}: .* holds a run with scale\.{key}="):
@@ -120,20 +120,20 @@ def test_what_the_dev_set_has_that_training_had_not_is_counted_and_printed(run, 
 def test_a_missing_file_is_named_with_its_key(run, tmp_path, split, side):
     key = f"{split}_{side}"
     for path in ("", str(tmp_path / "gone"), str(tmp_path)):
-        with pytest.raises(config.ConfigError, match=rf"data\.{key}='{re.escape(path)}': no such file"):
+        with pytest.raises(compose.ConfigError, match=rf"data\.{key}='{re.escape(path)}': no such file"):
             prepare.sources(with_files(run, **{key: path}).data)
 
 
 def test_the_embedded_corpus_needs_no_file():
-    text = prepare.sources(config.compose_row("data=tiny").data)
+    text = prepare.sources(compose.compose_row("data=tiny").data)
     assert text == {split: [files] for split, files in corpus.EMBEDDED.items()}
 
 
 @pytest.mark.parametrize("name", ["wmt14_en_de", "wmt14_en_fr"])
 def test_text_of_your_own_under_the_name_of_a_downloaded_corpus_is_taken(run, name):
     prepare.check(with_files(run, name=name))
-    prepare.check(config.compose_row(f"data={name}"))  # to be downloaded
-    with pytest.raises(config.ConfigError, match=r"data\.train_source='nowhere': no such file"):
+    prepare.check(compose.compose_row(f"data={name}"))  # to be downloaded
+    with pytest.raises(compose.ConfigError, match=r"data\.train_source='nowhere': no such file"):
         prepare.check(with_files(run, name=name, train_source="nowhere"))
 
 
@@ -148,8 +148,8 @@ def test_the_papers_tokenizer_makes_a_corpus_of_its_own_beside_the_other(tmp_pat
         f"prepared={tmp_path}",
         *(f"data.{key}={path}" for key, path in files.items()),
     ]
-    usual = config.compose_row(*words, "data.vocab_size=500")
-    papers = config.compose_row(*words, "tokenizer=paper")
+    usual = compose.compose_row(*words, "data.vocab_size=500")
+    papers = compose.compose_row(*words, "tokenizer=paper")
     assert prepare.prepare(usual, lambda message: None).tokenizer.vocab_size == 500
     prepare.main(papers)
     assert "prepare: learning 307 merges of Moses tokens\n" in capsys.readouterr().out

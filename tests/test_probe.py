@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aiayn import config, flops, probe, progress, schema
+from aiayn import compose, flops, probe, progress, schema
 from aiayn.batching import epoch_plan
 
 
 @pytest.fixture
 def run(toy) -> schema.Config:
-    return config.compose_row(*toy, "bench.seconds=0", "bench.mean_length=5")
+    return compose.compose_row(*toy, "bench.seconds=0", "bench.mean_length=5")
 
 
 @pytest.mark.usefixtures("signals")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiayn import config, evaluate, material, prepare, progress, train, translate
+from aiayn import compose, material, prepare, progress, table2, train, translate
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -79,11 +79,11 @@ def test_what_is_printed_goes_into_the_pipe_though_bars_are_shown(terminal: Any,
 
 
 @pytest.fixture
-def run(finished: list[str]) -> config.Config:
-    return config.compose_row(*finished)
+def run(finished: list[str]) -> compose.Config:
+    return compose.compose_row(*finished)
 
 
-def commands(run: config.Config, folder: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, Any]]:
+def commands(run: compose.Config, folder: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, Any]]:
     """What each command that may take long shows, and the command."""
     pipe = SimpleNamespace(buffer=io.BytesIO(), isatty=lambda: False, write=str, flush=str)
 
@@ -92,10 +92,10 @@ def commands(run: config.Config, folder: Any, monkeypatch: pytest.MonkeyPatch) -
             patch.setattr(sys, "stdout", pipe)
             translate.main(run, io.BytesIO(b"1 2 3\n4 5\n"))
 
-    fresh = config.dataclasses.replace(run, prepared=str(folder))
+    fresh = compose.dataclasses.replace(run, prepared=str(folder))
     return {
         "prepare": ("prepare: learning 25 pieces", lambda: prepare.main(fresh)),
-        "evaluate": ("decoding dev", lambda: evaluate.main(run)),
+        "evaluate": ("decoding dev", lambda: table2.main(run)),
         "translate": ("translating", translated),
         "report": ("reading curves", lambda: material.gather(run)),
     }

@@ -11,7 +11,7 @@ import pytest
 import torch
 from runs import equal
 
-from aiayn import checkpoint, config, devices, jobs, schema, storage, train
+from aiayn import checkpoint, compose, devices, folders, jobs, schema, storage, train
 from aiayn.lightning_model import LightningTransformer
 from aiayn.signals import Interrupted
 
@@ -55,7 +55,7 @@ def on(devices: int, run: schema.Config) -> schema.Config:
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:
-    return checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.newest(folder / "checkpoints")[0])["state_dict"]
+    return checkpoint.load(checkpoint.newest(folder / "checkpoints")[0])["state_dict"]
 
 
 def begin(run: schema.Config, until: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,8 @@ def begin(run: schema.Config, until: int, monkeypatch: pytest.MonkeyPatch) -> No
             jobs.os.kill(jobs.os.getpid(), jobs.signal.SIGTERM)
         return step(self, batch, index)
 
-    folder = config.run_folder(run)
-    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    folder = folders.run_folder(run)
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     with monkeypatch.context() as patch:
         patch.setattr(LightningTransformer, "training_step", stopping)
         with pytest.raises(Interrupted):
@@ -80,8 +80,8 @@ def test_a_signal_to_one_rank_of_two_stops_both_after_the_same_update_and_1_2_1_
 ):
     run = on(1, toy_run)
     whole = on(1, dataclasses.replace(toy_run, output=str(tmp_path / "whole")))
-    train.train(whole, config.run_folder(whole))
-    folder = config.run_folder(run)
+    train.train(whole, folders.run_folder(whole))
+    folder = folders.run_folder(run)
     begin(run, 2, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", sys.executable)
@@ -90,7 +90,7 @@ def test_a_signal_to_one_rank_of_two_stops_both_after_the_same_update_and_1_2_1_
     assert checkpoint.newest(folder / "checkpoints")[0] == checkpoint.path_of(folder / "checkpoints", 4)
     assert not (folder / "failure.json").exists()
     train.train(run, folder)
-    one, mixed = state(config.run_folder(whole)), state(folder)
+    one, mixed = state(folders.run_folder(whole)), state(folder)
     assert one.keys() == mixed.keys()
     for name, weight in one.items():
         assert weight.dtype == torch.float64
@@ -98,7 +98,7 @@ def test_a_signal_to_one_rank_of_two_stops_both_after_the_same_update_and_1_2_1_
     sentences = [
         [(row["step"], row["source_tokens"], row["target_tokens"]) for row in rows if "train/loss" in row]
         for rows in (
-            map(jobs.json.loads, storage.read_lines(at / "metrics.jsonl")) for at in (folder, config.run_folder(whole))
+            map(jobs.json.loads, storage.read_lines(at / "metrics.jsonl")) for at in (folder, folders.run_folder(whole))
         )
     ]
     assert sentences[0] == sentences[1]
@@ -111,7 +111,7 @@ def test_when_one_rank_dies_the_other_ends_within_30_seconds_with_the_first_ones
     assert jobs.run_here(run) == 137
     assert time.time() - float(note.read_text()) < 30
     assert "aiayn: rank 1 was killed by SIGKILL" in capsys.readouterr().err
-    folder = config.run_folder(run)
+    folder = folders.run_folder(run)
     assert jobs.failure(folder)["cause"] == "rank 1 was killed by SIGKILL"
     assert checkpoint.newest(folder / "checkpoints")[0] == checkpoint.path_of(folder / "checkpoints", 2)
     with storage.lock(folder / ".claim", wait=False), storage.lock(folder / ".lock", wait=False):
@@ -127,13 +127,13 @@ def test_in_a_sweep_over_four_devices_the_longest_row_has_three_and_is_what_it_i
     for where in (1, 2, 3, 4, "swept"):
         own = [] if where == "swept" else [f"hardware.devices={where}"]
         for count in (4, 1):
-            run = config.compose_row(*words, *own, f"model.num_layers={count}", f"output={tmp_path}/{where}")
+            run = compose.compose_row(*words, *own, f"model.num_layers={count}", f"output={tmp_path}/{where}")
             if own and (where == 1 or count == 4):
                 assert jobs.run_here(run) == jobs.DONE
-            rows[where, count] = config.run_folder(run)
+            rows[where, count] = folders.run_folder(run)
     assert "2 runs, 0 finished before, up to 4 side by side" in printed
     assert " on 3\n" in printed
-    assert {key: config.read(rows[key] / "config.yaml").hardware.devices for key in rows if key[0] == "swept"} == {
+    assert {key: compose.read(rows[key] / "config.yaml").hardware.devices for key in rows if key[0] == "swept"} == {
         ("swept", 4): 3,
         ("swept", 1): 1,
     }
@@ -152,9 +152,9 @@ def test_in_a_sweep_over_four_devices_the_longest_row_has_three_and_is_what_it_i
 def test_two_nodes_by_torchrun_give_the_bits_of_two_ranks_on_one(toy, tmp_path):
     """Each node is a torchrun of its own, which knows the other by an address alone; the folder is on a shared disk."""
     words = [*toy, "hardware.devices=2", "hardware.precision=64-true"]
-    alone, nodes_run = (config.compose_row(*words, f"output={tmp_path}/{name}") for name in ("alone", "nodes"))
+    alone, nodes_run = (compose.compose_row(*words, f"output={tmp_path}/{name}") for name in ("alone", "nodes"))
     assert jobs.run_here(alone) == jobs.DONE
-    folder = config.run_folder(nodes_run)
+    folder = folders.run_folder(nodes_run)
     with ExitStack() as held:
         meet = f"--rdzv-endpoint=127.0.0.1:{devices.port(held)}"
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", meet]
@@ -170,7 +170,7 @@ def test_two_nodes_by_torchrun_give_the_bits_of_two_ranks_on_one(toy, tmp_path):
         ]
         printed = [node.communicate(timeout=600)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], printed
-    assert equal(state(folder), state(config.run_folder(alone)))
+    assert equal(state(folder), state(folders.run_folder(alone)))
     assert checkpoint.newest(folder / "checkpoints")[0].name == "step-000000006.ckpt"
-    before = checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.path_of(folder / "checkpoints", 5))
+    before = checkpoint.load(checkpoint.path_of(folder / "checkpoints", 5))
     assert not equal(state(folder), before["state_dict"])  # control: the last update is seen

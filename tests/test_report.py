@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aiayn import config, results
-from aiayn.report import render, row_line
-from aiayn.results import Run, Table
+from aiayn import compose, folders, records, table3
+from aiayn.records import Run, row_line
+from aiayn.report import render
 from aiayn.schema import ROWS, Config
+from aiayn.table3 import Table
 
 FORMATS = ("terminal", "md", "csv", "latex")
 HOSTILE = (
@@ -28,14 +29,14 @@ HOSTILE = (
 def command(scale: str, data: str = "tiny") -> Config:
     """The words of `aiayn table` for runs at that scale on that data, `.paper` behind it for the paper's tokenizer."""
     corpus, _, papers = data.partition(".")
-    return config.compose_row(f"scale={scale}", f"data={corpus}", f"tokenizer={papers or 'sentencepiece'}")
+    return compose.compose_row(f"scale={scale}", f"data={corpus}", f"tokenizer={papers or 'sentencepiece'}")
 
 
 def finished(row: str, like: Config, seed: int, ppl: float, bleu: float, params: int = 61_234_567) -> Run:
-    trained = dataclasses.replace(config.row(row, like), seed=seed)
+    trained = dataclasses.replace(compose.row(row, like), seed=seed)
     bleus = {"paper": bleu, "sacrebleu": bleu - 0.25, "intl": bleu + 0.5}
     result: dict[str, Any] = {
-        **{"scale": like.scale.name, "data": config.setting(like), "config": dataclasses.asdict(trained)},
+        **{"scale": like.scale.name, "data": folders.setting(like), "config": dataclasses.asdict(trained)},
         **{"params": params, "params_at_40960_rows": params + 4_000_000, "train_seconds": 93.0},
         "dev": {"ppl": ppl, "bits_per_character": 1.375, "bleu": bleus},
         "sha256": {"data": "d" * 64, "tokenizer": "7" * 64},
@@ -56,11 +57,11 @@ def table(
     like = command(name, data)
     runs = [
         finished(row.experiment, like, seed, ppl(row, seed), bleu(row, seed))
-        for row in config.rows().values()
+        for row in compose.rows().values()
         for seed in seeds
         if row.experiment not in others
     ]
-    return results.table(like, [*runs, *instead])
+    return table3.table(like, [*runs, *instead])
 
 
 def paper_table(**arguments: Any) -> Table:
@@ -105,7 +106,7 @@ def test_every_format_names_scale_factors_data_and_seeds(form: str) -> None:
 @pytest.mark.parametrize("form", ["terminal", "md", "latex"])
 def test_the_caption_says_what_every_factor_multiplies_and_which_bleu(form: str) -> None:
     text = " ".join(render(table(), form, wide()).replace(r"$\times$", "×").split())
-    for name, factor in results.factors(command("mini").scale).items():
+    for name, factor in records.factors(command("mini").scale).items():
         if factor != 1:
             assert f"{name.replace('_', ' ')} × {factor:g}" in text
     assert "BLEU is the paper's recipe" in text
@@ -141,9 +142,9 @@ def test_the_caption_says_which_tokenizer_the_perplexities_have() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_names_the_precision_and_runs_in_another_are_another_table(form: str) -> None:
-    half = config.compose_row("scale=mini", "hardware.precision=bf16-mixed")
+    half = compose.compose_row("scale=mini", "hardware.precision=bf16-mixed")
     runs = [finished(row, half, 1, 5.0, 20.0) for row in ROWS]
-    text = render(results.table(half, runs), form, wide()).replace("\\_", "_")
+    text = render(table3.table(half, runs), form, wide()).replace("\\_", "_")
     words = ("tiny.bf16", "bf16-mixed") if form == "csv" else ("on tiny.bf16 ", "Precision: bf16-mixed.")
     for word in words:
         assert word in text
@@ -152,10 +153,10 @@ def test_every_format_names_the_precision_and_runs_in_another_are_another_table(
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_text_of_the_papers_name_with_other_settings_is_not_said_to_be_the_papers(form: str) -> None:
-    own = config.compose_row("scale=paper", "data=wmt14_en_de", "data.vocab_size=8000")
-    text = " ".join(render(results.table(own, [finished("base", own, 1, 5.0, 20.0)]), form, wide()).split())
+    own = compose.compose_row("scale=paper", "data=wmt14_en_de", "data.vocab_size=8000")
+    text = " ".join(render(table3.table(own, [finished("base", own, 1, 5.0, 20.0)]), form, wide()).split())
     if form == "csv":
-        assert {row["comparable"] for row in csv_rows(results.table(own, []))} == {"False"}
+        assert {row["comparable"] for row in csv_rows(table3.table(own, []))} == {"False"}
         assert {row["comparable"] for row in csv_rows(paper_table())} == {"True"}
         return
     assert "not the paper's conditions" in text
@@ -202,7 +203,7 @@ def test_only_base_and_the_cells_that_differ_are_printed() -> None:
 def test_at_the_papers_scale_the_difference_is_ours_minus_the_papers() -> None:
     made = paper_table(ppl=lambda row, seed: row.paper.ppl + 0.07, bleu=lambda row, seed: row.paper.bleu - 0.3)
     for row in markdown_rows(render(made, "md")):
-        paper = config.rows()[row["row"]].paper
+        paper = compose.rows()[row["row"]].paper
         assert (row["PPL paper"], row["BLEU paper"]) == (f"{paper.ppl:.2f}", f"{paper.bleu:.1f}")
         assert (row["PPL ours"], row["PPL diff"]) == (f"{paper.ppl + 0.07:.2f}", "+0.07")
         assert (row["BLEU ours"], row["BLEU diff"]) == (f"{paper.bleu - 0.3:.1f}", "−0.3")
@@ -268,7 +269,7 @@ def test_unfinished_rows_have_no_figures() -> None:
 
 
 def test_without_any_run_the_table_is_the_papers() -> None:
-    made = results.table(command("mini"), [])
+    made = table3.table(command("mini"), [])
     for form in FORMATS:
         assert "25.8" in render(made, form, wide())
     assert {row["PPL ours"] for row in markdown_rows(render(made, "md"))} == {"–"}
@@ -276,10 +277,10 @@ def test_without_any_run_the_table_is_the_papers() -> None:
 
 
 def hostile() -> Table:
-    run = Run("a_h4", 1, "failed", results.printable(HOSTILE), None, 17)
+    run = Run("a_h4", 1, "failed", records.printable(HOSTILE), None, 17)
     mini = command("mini")
     named = dataclasses.replace(mini, data=dataclasses.replace(mini.data, name=HOSTILE.replace("\n", " ")))
-    return results.table(named, [run])
+    return table3.table(named, [run])
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -351,7 +352,7 @@ def test_every_format_has_the_rank_correlation_with_its_interval(form: str) -> N
         " 95 % intervals by bootstrap over rows and seeds."
     )
     assert "over rows alone, since no row has a second seed" in told(table())
-    few = results.table(command("mini"), [run for line in table().lines[:9] for run in line.runs])
+    few = table3.table(command("mini"), [run for line in table().lines[:9] for run in line.runs])
     assert told(few).startswith("between the paper's rows and ours: not enough rows (9 finished, at least 10 needed).")
     level = table(bleu=lambda row, seed: 20.0)
     assert "BLEU none, all rows are equal; 20 rows" in told(level)
@@ -362,7 +363,7 @@ def test_the_csv_has_the_rank_correlations_as_columns() -> None:
     keys = [f"spearman_{metric}{end}" for metric in ("ppl", "bleu") for end in ("", "_low", "_high")]
     for row in csv_rows(made):
         assert [float(row[key]) for key in keys] == pytest.approx([1, 1, 1, -1, -1, -1])
-    assert {row[key] for row in csv_rows(results.table(command("mini"), [])) for key in keys} == {""}
+    assert {row[key] for row in csv_rows(table3.table(command("mini"), [])) for key in keys} == {""}
 
 
 @pytest.mark.parametrize("made", [table(seeds=(1, 2), instead=UNFINISHED), paper_table()], ids=["mini", "paper"])
@@ -373,7 +374,7 @@ def test_latex_is_one_plain_table(made: Table) -> None:
 def test_csv_has_every_number_in_full() -> None:
     made = table(seeds=(1, 2), ppl=lambda row, seed: row.paper.ppl * 7 + seed / 3)
     for row in csv_rows(made):
-        paper = config.rows()[row["row"]]
+        paper = compose.rows()[row["row"]]
         assert float(row["ppl"]) == pytest.approx(paper.paper.ppl * 7 + 0.5, abs=1e-12)
         assert float(row["ppl_deviation"]) == pytest.approx((1 / 18) ** 0.5, abs=1e-12)
         assert float(row["bleu_sacrebleu"]) == paper.paper.bleu - 5.25
@@ -384,7 +385,7 @@ def test_csv_has_every_number_in_full() -> None:
 
 
 def test_no_csv_cell_is_a_formula() -> None:
-    made = results.table(command("mini"), [Run("a_h4", 1, "failed", "=cmd|' /C calc'!A0", None, 1)])
+    made = table3.table(command("mini"), [Run("a_h4", 1, "failed", "=cmd|' /C calc'!A0", None, 1)])
     cells = [cell for row in csv.reader(io.StringIO(render(made, "csv"))) for cell in row]
     assert any("=cmd" in cell for cell in cells)
     assert not any(re.match(r"[=+@\t]|-(?!\d)", cell) for cell in cells)
@@ -398,7 +399,7 @@ def test_the_terminal_table_fits_its_window_and_keeps_every_figure(made: Table, 
     assert max(map(len, lines)) <= width
     body = [line for line in lines if "│" in line][2:]
     assert len(body) == 20
-    for line, row in zip(body, config.rows().values(), strict=True):
+    for line, row in zip(body, compose.rows().values(), strict=True):
         assert f"{row.paper.ppl:.2f}" in line.split("│")[1]
         assert f"{row.paper.bleu:.1f}" in line.split("│")[2]
 
@@ -438,7 +439,7 @@ def test_an_effect_against_the_papers_is_red_and_one_with_it_green() -> None:
 
 
 def test_a_line_on_a_run_has_its_figures_or_its_cause() -> None:
-    row = config.row("a_h1", command("mini"))
+    row = compose.row("a_h1", command("mini"))
     run = finished("a_h1", command("mini"), 2, 37.456, 19.25)
     assert row_line(row, run).split("  ")[-4:] == ["finished", "PPL 37.46", "BLEU 19.2", "1.6 min"]
     assert row_line(row, UNFINISHED[0]).endswith("seed 1  failed  loss is not finite at update 17 (exit code 3)")
@@ -446,7 +447,7 @@ def test_a_line_on_a_run_has_its_figures_or_its_cause() -> None:
 
 
 def test_a_line_on_a_run_has_the_papers_figures_under_the_papers_conditions_only() -> None:
-    theirs = config.row("a_h1", command("paper", "wmt14_en_de"))
+    theirs = compose.row("a_h1", command("paper", "wmt14_en_de"))
     run = finished("a_h1", theirs, 2, 5.31, 24.75)
     assert "PPL 5.31 (paper 5.29)  BLEU 24.8 (paper 24.9)" in row_line(theirs, run)
     fewer = dataclasses.replace(theirs, data=dataclasses.replace(theirs.data, vocab_size=8000))

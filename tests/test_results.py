@@ -12,15 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aiayn import config, results, schema, storage
-from aiayn.results import read_runs, table
+from aiayn import compose, folders, records, schema, storage, table3
+from aiayn.records import read_runs
+from aiayn.table3 import table
 
-RUN = config.compose_row("scale=mini")
+RUN = compose.compose_row("scale=mini")
 
 
 def result(experiment: str = "a_h1", seed: int = 1, ppl: float = 37.5, bleu: float = 19.25) -> dict[str, Any]:
     """A finished run of the mini scale as train writes it."""
-    trained = dataclasses.replace(config.row(experiment, RUN), seed=seed)
+    trained = dataclasses.replace(compose.row(experiment, RUN), seed=seed)
     return {
         "schema": 1, "experiment": experiment, "seed": seed, "scale": "mini", "data": "tiny", "status": "finished",
         "config": dataclasses.asdict(trained), "params": 1_234_567, "params_at_40960_rows": 3_456_789, "steps": 1000,
@@ -190,7 +191,7 @@ def test_a_run_with_overrides_keeps_its_own_name_and_stays_out_of_the_table(swee
     assert [(run.experiment, run.status) for run in runs] == [("a_h1", "finished"), ("a_h1+1f2e3d4c", "finished")]
     made = table(RUN, runs)
     assert made.others == 1
-    assert made.lines[1].measured("dev.ppl") == results.Measured(37.5, None)
+    assert made.lines[1].measured("dev.ppl") == table3.Measured(37.5, None)
 
 
 def test_mean_and_deviation_are_numpys_over_the_finished_seeds(sweep: Path) -> None:
@@ -211,13 +212,13 @@ def test_mean_and_deviation_are_numpys_over_the_finished_seeds(sweep: Path) -> N
 def test_a_single_seed_has_no_deviation_and_none_no_mean(sweep: Path) -> None:
     put(sweep, "a_h1", 1, result())
     made = table(RUN, read_runs(sweep))
-    assert made.lines[1].measured("dev.ppl") == results.Measured(37.5, None)
+    assert made.lines[1].measured("dev.ppl") == table3.Measured(37.5, None)
     assert made.lines[2].measured("dev.ppl") is None
 
 
 def test_the_table_has_all_rows_in_the_papers_order_and_groups() -> None:
     made = table(RUN, [])
-    assert tuple(line.name for line in made.lines) == config.ROWS
+    assert tuple(line.name for line in made.lines) == compose.ROWS
     assert [line.group for number, line in enumerate(made.lines) if made.opens_group(number)] == [
         *("base", "(A)", "(B)", "(C)", "(D)", "(E)", "big"),
     ]
@@ -247,7 +248,7 @@ def test_a_half_done_run_is_measured_against_the_steps_of_its_scale(sweep: Path)
 
 @pytest.mark.parametrize("words", [(), ("tokenizer=paper",), ("hardware.precision=bf16-mixed",), ("data.source=/x",)])
 def test_figures_on_the_papers_text_at_its_scale_are_comparable_in_any_precision(words: tuple[str, ...]) -> None:
-    assert table(config.compose_row("scale=paper", "data=wmt14_en_de", *words), []).comparable
+    assert table(compose.compose_row("scale=paper", "data=wmt14_en_de", *words), []).comparable
 
 
 @pytest.mark.parametrize(
@@ -259,7 +260,7 @@ def test_figures_on_the_papers_text_at_its_scale_are_comparable_in_any_precision
     ],
 )
 def test_figures_under_any_other_condition_are_not_comparable(words: tuple[str, ...]) -> None:
-    assert not table(config.compose_row("scale=paper", "data=wmt14_en_de", *words), []).comparable
+    assert not table(compose.compose_row("scale=paper", "data=wmt14_en_de", *words), []).comparable
 
 
 def test_an_effect_is_a_row_minus_base() -> None:
@@ -271,13 +272,13 @@ def test_an_effect_is_a_row_minus_base() -> None:
 
 @given(st.text(max_size=400))
 def test_printable_text_is_one_line_without_anything_a_terminal_obeys(text: str) -> None:
-    line = results.printable(f"{text}\x1b]0;title\x07\x1b[2J\r\n{text}")
+    line = records.printable(f"{text}\x1b]0;title\x07\x1b[2J\r\n{text}")
     assert not any(unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") for character in line)
     assert len(line) <= 300
 
 
 def test_printable_text_keeps_ordinary_words() -> None:
-    assert results.printable("Größe 5 × 7 reicht nicht: 中文") == "Größe 5 × 7 reicht nicht: 中文"
+    assert records.printable("Größe 5 × 7 reicht nicht: 中文") == "Größe 5 × 7 reicht nicht: 中文"
 
 
 def of_shared(key: str) -> Any:
@@ -296,7 +297,7 @@ def alike(experiment: str, seed: int, key: str, value: Any, **figures: float) ->
     return made
 
 
-@pytest.mark.parametrize("key", results.SHARED)
+@pytest.mark.parametrize("key", records.SHARED)
 def test_a_run_on_other_text_with_another_vocabulary_or_in_another_precision_is_named_and_not_counted(
     sweep: Path, key: str
 ) -> None:
@@ -304,7 +305,7 @@ def test_a_run_on_other_text_with_another_vocabulary_or_in_another_precision_is_
         put(sweep, "a_h1", seed, result("a_h1", seed, ppl=14.0 + seed))
     before = table(RUN, read_runs(sweep)).lines[1]
     assert (before.measured("dev.ppl"), before.notes) == (
-        results.Measured(15.5, pytest.approx(0.5**0.5)),
+        table3.Measured(15.5, pytest.approx(0.5**0.5)),
         [],
     )  # control
     put(sweep, "a_h1", 3, alike("a_h1", 3, key, of_shared(key), ppl=3.0))
@@ -313,7 +314,7 @@ def test_a_run_on_other_text_with_another_vocabulary_or_in_another_precision_is_
     assert [run.seed for run in line.stale] == [3]
     ((name, status, detail),) = line.notes
     hashed = key.startswith("sha256.")
-    own = results.look_up(result(), key)[:12] if hashed else results.look_up(result(), f"config.{key}")
+    own = records.look_up(result(), key)[:12] if hashed else records.look_up(result(), f"config.{key}")
     assert (name, status) == ("a_h1 seed 3", "stale")
     assert detail.startswith(f"{key} was {of_shared(key)}, is {own}, as in most runs of this table: delete its")
 
@@ -335,7 +336,7 @@ def test_most_runs_decide_what_a_table_is_of_and_base_where_there_are_as_many(sw
     put(sweep, "a_h4", 1, alike("a_h4", 1, "data.vocab_size", 500))
     made = table(RUN, read_runs(sweep))
     assert [line.status for line in made.lines[:3]] == ["stale", "finished", "finished"]
-    assert results.look_up(made.reference, "config.data.vocab_size") == 500
+    assert records.look_up(made.reference, "config.data.vocab_size") == 500
     # One that no row counts has no say
     put(sweep, "a_h4", 1, alike("a_h4", 1, "model.d_k", 63) | {"sha256": {"data": "e" * 64, "tokenizer": "7" * 64}})
     assert [line.status for line in table(RUN, read_runs(sweep)).lines[:3]] == ["finished", "stale", "stale"]
@@ -350,8 +351,8 @@ def test_where_the_text_lay_when_a_run_was_trained_elsewhere_is_no_difference(sw
 def test_a_table_of_finished_runs_is_comparable_by_what_they_were_trained_on_and_not_by_the_commands_words(
     tmp_path: Path,
 ) -> None:
-    run = config.compose_row("scale=paper", "data=wmt14_en_de", f"output={tmp_path}")
-    folder = config.sweep_folder(run)
+    run = compose.compose_row("scale=paper", "data=wmt14_en_de", f"output={tmp_path}")
+    folder = folders.sweep_folder(run)
     other = dataclasses.replace(run, data=dataclasses.replace(run.data, vocab_size=8000))
     for of in (run, other):
         made = result("base") | {"scale": "paper", "data": "wmt14_en_de", "config": dataclasses.asdict(of)}
@@ -361,6 +362,6 @@ def test_a_table_of_finished_runs_is_comparable_by_what_they_were_trained_on_and
 
 def test_every_part_of_a_runs_meaning_is_a_rows_or_the_tables_or_its_seed_or_known_by_hash() -> None:
     claimed = set(table(RUN, []).lines[0].claims)
-    assert claimed.isdisjoint(results.SHARED)
-    left = schema.MEANING - claimed - set(results.SHARED)
+    assert claimed.isdisjoint(records.SHARED)
+    left = schema.MEANING - claimed - set(records.SHARED)
     assert left == schema.PATHS | {"experiment", "seed"}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from runs import equal, rows
 
-from aiayn import callbacks, checkpoint, config, evaluate, jobs, schema, search, storage, train
+from aiayn import callbacks, checkpoint, compose, evaluate, jobs, schema, search, storage, train
 from aiayn.lightning_model import LightningTransformer
 
 LAST = 11
@@ -27,7 +27,7 @@ class Cut(BaseException):
 
 
 def load(folder: Path, step: int) -> dict[str, Any]:
-    return checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.path_of(folder / "checkpoints", step))
+    return checkpoint.load(checkpoint.path_of(folder / "checkpoints", step))
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 def go(run: schema.Config, folder: Path) -> Path:
-    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     train.train(run, folder)
     return folder
 
@@ -64,7 +64,7 @@ def longer(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> schem
         lines = original.read_text().splitlines(keepends=True)[:127]
         (folder / side).write_text("".join(lines))
         overrides.append(f"data.train_{side}={folder / side}")
-    return config.compose_row(
+    return compose.compose_row(
         *overrides,
         *("scale=paper", "model.num_layers=1", "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.d_k=3"),
         *("model.d_v=5", f"training.max_steps={LAST}", "training.warmup_steps=4", "training.tokens_per_update=93"),
@@ -221,7 +221,7 @@ def test_a_signal_anywhere_saves_exits_75_and_the_same_command_again_ends_as_if_
         training=dataclasses.replace(longer.training, checkpoint_every=4),
         hardware=dataclasses.replace(longer.hardware, tokens_per_search=31),
     )
-    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     owner, function, when, saved = SIGNALLED[place]
     original, calls = getattr(owner, function), [0]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from aiayn import config, rivals, schema
+from aiayn import compose, rivals, schema
 from aiayn.batching import gather
 from aiayn.contest import endless, synthetic_pairs
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
@@ -21,7 +21,7 @@ INSTALLED = {"torch.nn": "torch", "Marian": "transformers", "CTranslate2": "ctra
 @pytest.fixture
 def run() -> schema.Config:
     sizes = ["model.d_model=38", "model.d_ff=43", "model.num_heads=2", "model.d_k=19", "model.d_v=19", "scale=paper"]
-    return config.compose_row(*sizes, "model.num_layers=2", f"data.vocab_size={VOCABULARY}", "bench.mean_length=7")
+    return compose.compose_row(*sizes, "model.num_layers=2", f"data.vocab_size={VOCABULARY}", "bench.mean_length=7")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from aiayn import config, schema
+from aiayn import compose, schema
 
 KEYS = [key for key, _, _ in schema.leaves(schema.Config())]
 
@@ -42,7 +42,7 @@ def test_every_key_is_either_part_of_the_meaning_of_a_run_or_harmless():
 
 
 def test_the_meaning_of_a_run_holds_exactly_those_keys_with_their_values():
-    run = config.compose_row("experiment=a_h1", "seed=7")
+    run = compose.compose_row("experiment=a_h1", "seed=7")
     found = schema.meaning(run)
     assert set(found) == schema.MEANING
     assert (found["experiment"], found["seed"], found["model.num_heads"]) == ("a_h1", 7, 1)
@@ -59,6 +59,6 @@ def test_a_misspelt_key_is_answered_with_the_nearest(key):
 
 @pytest.mark.parametrize("words", [("decoding.precision=bf16",), ("hardware.precision=64-true",), ("hardware=gpu",)])
 def test_decoding_is_compiled_for_32_bits_on_a_cpu_only(words):
-    config.compose_row(*words)
+    compose.compose_row(*words)
     with pytest.raises(schema.ConfigError, match=r"^decoding\.compile=true: is for .* use false$"):
-        config.compose_row("decoding.compile=true", *words)
+        compose.compose_row("decoding.compile=true", *words)

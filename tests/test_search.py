@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from table_model import BOS, EOS, Table, TableDecoding, assert_same
 from torch import Tensor
 
-from aiayn import config, cores, evaluate, search
+from aiayn import compose, cores, evaluate, search
 from aiayn.paper.beam_search import Hypothesis, beam_search
 from aiayn.paper.fast import kernels
 from aiayn.schema import ConfigError
@@ -69,7 +69,7 @@ def sources_of(dataset) -> list[np.ndarray]:
 
 
 def test_two_processes_find_the_bits_of_one_and_the_run_may_use_as_many_as_it_has_threads(finished, monkeypatch):
-    run = config.compose_row(*finished)
+    run = compose.compose_row(*finished)
     model, dataset, _ = evaluate.trained(run)
     monkeypatch.setattr(cores, "_available", lambda: 2)
     for compiled in (False, kernels.COMPILER is not None):
@@ -98,7 +98,7 @@ def test_two_processes_find_the_bits_of_one_and_the_run_may_use_as_many_as_it_ha
 
 
 def test_a_search_in_fewer_bits_finds_almost_the_same(finished):
-    run = config.compose_row(*finished)
+    run = compose.compose_row(*finished)
     model, dataset, _ = evaluate.trained(run)
     sources = sources_of(dataset)
     full = search.search(model, sources, run.decoding, run.hardware)
@@ -111,7 +111,7 @@ def test_a_search_in_fewer_bits_finds_almost_the_same(finished):
 def test_a_compiler_that_is_asked_for_and_missing_is_one_line_before_anything_is_searched(monkeypatch) -> None:
     monkeypatch.setattr(kernels, "COMPILER", None)
     monkeypatch.setattr(kernels, "library", kernels.library.__wrapped__)
-    run = config.compose_row()
+    run = compose.compose_row()
     search.can_search(dataclasses.replace(run.decoding, compile=False))  # control
     compiled = dataclasses.replace(run.decoding, compile=True)
     for attempt in (lambda: search.can_search(compiled), lambda: search.search(None, [], compiled, run.hardware)):

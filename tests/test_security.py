@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from aiayn import checkpoint, cli, config, dataset, evaluate, jobs, storage, train
+from aiayn import checkpoint, cli, compose, encoded, evaluate, folders, jobs, storage, train
 from aiayn.corpus import DataError
 from aiayn.schema import ConfigError
 
@@ -144,29 +144,29 @@ def run_main(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
     return code, error.getvalue()
 
 
-def worker(run: config.Config) -> int:
+def worker(run: compose.Config) -> int:
     jobs.check(run)
-    code = train.main(config.run_folder(run))
-    print(f"aiayn: {jobs.failure(config.run_folder(run))['cause']}", file=sys.stderr)
+    code = train.main(folders.run_folder(run))
+    print(f"aiayn: {jobs.failure(folders.run_folder(run))['cause']}", file=sys.stderr)
     return code
 
 
 @pytest.fixture
 def copy(finished: list[str], tmp_path: Path) -> list[str]:
     """Overrides of a finished run that a test may spoil, without its result."""
-    run = config.compose_row(*finished)
+    run = compose.compose_row(*finished)
     overrides = [*finished, f"output={tmp_path}/runs"]
-    folder = config.run_folder(config.compose_row(*overrides))
-    shutil.copytree(config.run_folder(run), folder)
-    storage.write_text(folder / "config.yaml", config.to_yaml(config.compose_row(*overrides)))
+    folder = folders.run_folder(compose.compose_row(*overrides))
+    shutil.copytree(folders.run_folder(run), folder)
+    storage.write_text(folder / "config.yaml", compose.to_yaml(compose.compose_row(*overrides)))
     (folder / "result.json").unlink()
     return overrides
 
 
-def plant(kind: str, run: config.Config, canary: Path) -> Path:
+def plant(kind: str, run: compose.Config, canary: Path) -> Path:
     """Puts a hostile file in the place of the newest checkpoint, with a hash that agrees."""
-    (path,) = checkpoint.newest(config.run_folder(run) / "checkpoints")
-    HOSTILE[kind](path, canary, checkpoint.VerifiedCheckpointIO().load_checkpoint(path))
+    (path,) = checkpoint.newest(folders.run_folder(run) / "checkpoints")
+    HOSTILE[kind](path, canary, checkpoint.load(path))
     storage.write_text(path.with_name(path.name + ".sha256"), f"{storage.sha256(path)}  {path.name}\n")
     return path
 
@@ -174,12 +174,12 @@ def plant(kind: str, run: config.Config, canary: Path) -> Path:
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_checkpoint_executes_nothing_and_is_named(copy, tmp_path, kind):
-    run, canary = config.compose_row(*copy), tmp_path / "canary"
+    run, canary = compose.compose_row(*copy), tmp_path / "canary"
     path = plant(kind, run, canary)
     with pytest.raises(storage.StorageError, match=r"nothing is loaded: it |holds another model") as refused:
         evaluate.trained(run)
-    assert train.main(config.run_folder(run)) == jobs.STORAGE
-    for line in (str(refused.value), jobs.failure(config.run_folder(run))["cause"]):
+    assert train.main(folders.run_folder(run)) == jobs.STORAGE
+    for line in (str(refused.value), jobs.failure(folders.run_folder(run))["cause"]):
         assert str(path) in line
         assert "\n" not in line
         assert "weights_only" not in line  # torch's advice to load it all the same
@@ -188,7 +188,7 @@ def test_a_hostile_checkpoint_executes_nothing_and_is_named(copy, tmp_path, kind
 
 @pytest.mark.usefixtures("signals")
 def test_through_any_command_it_is_one_line_and_the_exit_code_of_storage(copy, tmp_path, monkeypatch):
-    path = plant("pickle", config.compose_row(*copy), tmp_path / "canary")
+    path = plant("pickle", compose.compose_row(*copy), tmp_path / "canary")
     for command in ("train", "evaluate", "translate"):
         code, error = run_main(monkeypatch, command, *copy)
         assert (code, error.count("\n")) == (jobs.STORAGE, 1), command
@@ -214,7 +214,7 @@ def test_the_bomb_is_one(tmp_path):  # control
 
 def test_a_checkpoint_comes_from_no_address():
     with pytest.raises(storage.StorageError, match="damaged"):
-        checkpoint.VerifiedCheckpointIO().load_checkpoint("https://example.org/step-000000001.ckpt")
+        checkpoint.load("https://example.org/step-000000001.ckpt")
 
 
 # Configurations
@@ -233,12 +233,12 @@ TAGS = (
 @pytest.mark.parametrize("text", [LAUGHS, "&a [*a]", "_target_: os.mkdir", *TAGS, "{", "\0", "- 1", "\ufeff:"])
 def test_a_hostile_config_in_a_run_folder_executes_nothing_and_is_named(tmp_path, text):
     path, canary = tmp_path / "config.yaml", tmp_path / "canary"
-    good = config.to_yaml(config.rows()["base"])
+    good = compose.to_yaml(compose.rows()["base"])
     inside = good.replace("wandb:", f"wandb: {text}\nx:") if "\n" not in text else good + text
     for whole in (text, inside, good.replace("output: runs", "output: ${oc.env:HOME}")):
         path.write_text(whole.replace("CANARY", str(canary)))
         with pytest.raises(ConfigError, match=f"{path} is damaged: ") as refused:
-            config.read(path)
+            compose.read(path)
         assert "\n" not in str(refused.value)
         assert not canary.exists()
 
@@ -253,7 +253,7 @@ def test_yaml_alone_would_execute_the_tags_and_laugh(tmp_path):  # control
 
 @pytest.mark.usefixtures("signals")
 def test_through_any_command_it_is_one_line_and_the_exit_code_of_configuration(copy, tmp_path, monkeypatch):
-    folder = config.run_folder(config.compose_row(*copy))
+    folder = folders.run_folder(compose.compose_row(*copy))
     (folder / "config.yaml").write_text(f"!!python/object/apply:os.mkdir [{tmp_path}/canary]")
     for command in ("train", "evaluate", "translate"):
         code, error = run_main(monkeypatch, command, *copy)
@@ -329,15 +329,15 @@ def test_hydra_alone_would_execute_it(words, tmp_path, monkeypatch):  # control
 
 
 def test_a_hostile_corpus_with_a_manifest_that_agrees_executes_nothing(finished, tmp_path):
-    run = config.compose_row(*finished)
+    run = compose.compose_row(*finished)
     folder = Path(shutil.copytree(Path(run.prepared) / run.data.name, tmp_path / run.data.name))
     path = folder / "dev.source.ids.npy"
     np.save(path, np.array([Touch(tmp_path / "canary")], dtype=object), allow_pickle=True)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"][path.name] = dataset._fingerprint(path)
-    storage.write_json(folder / "manifest.json", {**manifest, "sha256": dataset._digest(manifest)})
+    manifest["files"][path.name] = encoded._fingerprint(path)
+    storage.write_json(folder / "manifest.json", {**manifest, "sha256": encoded._digest(manifest)})
     with pytest.raises(DataError, match="none of ours"):
-        dataset.Dataset.open(folder).pairs("dev")
+        encoded.Dataset.open(folder).pairs("dev")
     assert not (tmp_path / "canary").exists()
     np.load(path, allow_pickle=True)  # control
     assert (tmp_path / "canary").exists()
@@ -351,27 +351,27 @@ NAMES = st.text(min_size=1, max_size=70) | st.text("./\\ ~$-_aZ9\0\n%", min_size
 @settings(max_examples=200)
 @given(field=st.sampled_from(["experiment", "data", "scale"]), name=NAMES)
 def test_no_name_leaves_the_output_root(field, name):
-    base = config.rows()["base"]
+    base = compose.rows()["base"]
     if field == "experiment":
         run = dataclasses.replace(base, experiment=name)
     else:
         run = dataclasses.replace(base, **{field: dataclasses.replace(getattr(base, field), name=name)})
     try:
-        config.checked(run)
+        compose.checked(run)
     except ConfigError:
         return
     root = Path(run.output).resolve()
     prepared = Path(run.prepared).resolve() / run.data.name
-    assert config.run_folder(run).resolve().relative_to(root).parts[-1] == "seed1"
-    assert len(config.run_folder(run).resolve().relative_to(root).parts) == 3
+    assert folders.run_folder(run).resolve().relative_to(root).parts[-1] == "seed1"
+    assert len(folders.run_folder(run).resolve().relative_to(root).parts) == 3
     assert prepared.resolve().parent == Path(run.prepared).resolve()
 
 
 @pytest.mark.parametrize("name", ["..", "../up", "/etc", ".", "a/b", "-rf", "", "a\n", "a\0"])
 def test_names_that_would_leave_it_are_refused(name):  # control of the test above: they are what it would find
-    base = config.rows()["base"]
+    base = compose.rows()["base"]
     with pytest.raises(ConfigError, match=r"data\.name="):
-        config.checked(dataclasses.replace(base, data=dataclasses.replace(base.data, name=name)))
+        compose.checked(dataclasses.replace(base, data=dataclasses.replace(base.data, name=name)))
 
 
 # The network

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aiayn import config, jobs, signals
+from aiayn import folders, jobs, signals
 from aiayn.signals import Interrupted, StopFlag
 
 
@@ -128,4 +128,4 @@ def test_under_slurm_the_command_requeues_once_after_the_worker_has_saved_and_fi
     assert jobs.run_here(toy_run) == jobs.INTERRUPTED
     assert scontrol.read_text().splitlines() == ["requeue 17 durable"]
     assert jobs.run_here(toy_run) == jobs.INTERRUPTED
-    assert set((tmp_path / "folders").read_text().split()) == {str(config.run_folder(toy_run))}
+    assert set((tmp_path / "folders").read_text().split()) == {str(folders.run_folder(toy_run))}

@@ -10,7 +10,7 @@ import yaml
 from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
 
-from aiayn import config
+from aiayn import compose, folders
 from aiayn.schema import ROWS, Config
 
 FOLDER = Path(__file__).parents[1] / "sweeps"
@@ -33,7 +33,7 @@ def commands(sweep: dict[str, Any]) -> list[list[str]]:
 
 def composed(words: list[str]) -> Config:
     assert words[:3] == ["/usr/bin/env", "aiayn", "train"]
-    return config.compose_row(*words[3:])
+    return compose.compose_row(*words[3:])
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def runs_of(path: Path) -> list[Config]:
 @pytest.mark.parametrize("path", FOR_WANDB, ids=lambda path: path.stem)
 def test_every_point_of_a_wandb_sweep_is_a_run_of_its_own_and_shown_online(path: Path) -> None:
     sweep, runs = read(path), runs_of(path)
-    assert len({config.run_folder(run) for run in runs}) == len(runs) > 1
+    assert len({folders.run_folder(run) for run in runs}) == len(runs) > 1
     assert {run.wandb.mode for run in runs} == {"online"}
     assert {run.wandb.project for run in runs} == {sweep["project"]}
     assert sweep["metric"]["name"] == "dev/bleu"  # a summary that every finished run has
@@ -60,14 +60,14 @@ def test_the_wandb_sweep_of_table_3_has_its_rows_as_they_stand_under_three_seeds
     sweep, runs = read(FOLDER / "wandb" / "table3.yaml"), runs_of(FOLDER / "wandb" / "table3.yaml")
     assert sweep["parameters"]["experiment"]["values"] == list(ROWS)
     assert {(run.experiment, run.seed) for run in runs} == set(itertools.product(ROWS, (1, 2, 3)))
-    assert {config.variation(run) for run in runs} == {""}
+    assert {folders.variation(run) for run in runs} == {""}
     row = {**sweep, "parameters": {"seed": {"values": [1]}, "model.dropout": {"values": [0.3]}}}  # control
     (varied,) = [composed(words) for words in commands(row)]
-    assert config.variation(varied) != ""
+    assert folders.variation(varied) != ""
 
 
 def test_a_file_for_wandb_is_no_configuration_of_ours() -> None:
-    config.register()
+    compose.register()
     ours = {path.stem for path in FOLDER.glob("*.yaml")}
     stored = {name.removesuffix(".yaml"): found for name, found in ConfigStore.instance().repo.items()}
     assert ours == {"table3", "seeds"} <= stored.keys()

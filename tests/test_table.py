@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aiayn import checkpoint, config, storage
+from aiayn import checkpoint, compose, storage
 
 # Twenty workers in turn, each of which imports everything anew
 pytestmark = pytest.mark.slow
@@ -44,8 +44,8 @@ def files(folder: Path) -> dict[Path, int]:
 
 def test_one_command_trains_all_twenty_rows_and_says_so_row_by_row(sweep):
     folder, printed = sweep
-    assert {path.name for path in (folder / "runs" / "tiny-smoke").iterdir()} == set(config.ROWS)
-    for row in config.ROWS:
+    assert {path.name for path in (folder / "runs" / "tiny-smoke").iterdir()} == set(compose.ROWS)
+    for row in compose.ROWS:
         assert result(folder, row)["status"] == "finished"
         assert len(re.findall(rf"^\[\d+/20\] {row} +seed 1  finished  PPL ", printed, re.MULTILINE)) == 1, row
 
@@ -53,7 +53,7 @@ def test_one_command_trains_all_twenty_rows_and_says_so_row_by_row(sweep):
 def test_a_row_has_the_parameters_that_its_own_sizes_give(sweep):
     """Counted by hand from the sizes in the row's config: biases on every projection, two norms a layer or three."""
     folder, _ = sweep
-    for row in config.ROWS:
+    for row in compose.ROWS:
         found = result(folder, row)
         model, pieces = found["config"]["model"], found["config"]["data"]["vocab_size"]
         d, wide = model["d_model"], model["d_ff"]
@@ -63,7 +63,7 @@ def test_a_row_has_the_parameters_that_its_own_sizes_give(sweep):
         layer_pair = 3 * attention + 2 * feed_forward + 5 * 2 * d
         positions = 2 * found["config"]["data"]["max_length"] * d if model["learned_positions"] else 0
         assert found["params"] == pieces * d + positions + model["num_layers"] * layer_pair, row
-    assert len({result(folder, row)["params"] for row in config.ROWS}) > 5  # control: the rows do differ
+    assert len({result(folder, row)["params"] for row in compose.ROWS}) > 5  # control: the rows do differ
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -71,7 +71,7 @@ def test_the_table_holds_every_row_with_its_figures_and_none_is_missing(sweep, a
     folder, _ = sweep
     printed = aiayn_in(folder, "table", "scale=smoke", f"format={format}").stdout
     lines = printed.replace("\\", "").splitlines()
-    for row in config.ROWS:
+    for row in compose.ROWS:
         ppl = result(folder, row)["dev"]["ppl"]
         figure = repr(ppl) if format == "csv" else f"{ppl:.{0 if ppl >= 1000 else 2}f}"
         assert any(figure in line for line in lines if re.search(rf"(^|[ |]){row}\b", line)), row
@@ -85,20 +85,20 @@ def test_the_table_holds_every_row_with_its_figures_and_none_is_missing(sweep, a
 def test_the_csv_holds_the_numbers_of_the_results_in_full(sweep, aiayn_in):
     folder, _ = sweep
     records = list(csv.DictReader(io.StringIO(aiayn_in(folder, "table", "scale=smoke", "format=csv").stdout)))
-    assert [record["row"] for record in records] == list(config.ROWS)
+    assert [record["row"] for record in records] == list(compose.ROWS)
     for record in records:
         found = result(folder, record["row"])
         assert float(record["ppl"]) == found["dev"]["ppl"]
         assert float(record["bleu_sacrebleu"]) == found["dev"]["bleu"]["sacrebleu"]
         assert (int(record["params"]), record["status"], record["scale"]) == (found["params"], "finished", "smoke")
-        assert float(record["paper_ppl"]) == config.rows()[record["row"]].paper.ppl
+        assert float(record["paper_ppl"]) == compose.rows()[record["row"]].paper.ppl
 
 
 def test_another_scale_is_another_table_where_all_rows_are_missing(sweep, aiayn_in):  # control
     folder, _ = sweep
     printed = aiayn_in(folder, "table", "scale=mini", "format=md").stdout
     assert "0 of 20 rows finished" in printed
-    assert f"missing: {', '.join(config.ROWS)}" in printed
+    assert f"missing: {', '.join(compose.ROWS)}" in printed
 
 
 def test_where_there_are_runs_in_another_precision_only_the_table_says_how_to_ask_for_them(sweep, aiayn_in):
@@ -123,7 +123,7 @@ def test_a_row_alone_equals_the_same_row_inside_a_sweep_bit_for_bit(sweep, aiayn
     aiayn_in(folder, "train", "experiment=c_n2", "scale=smoke", "wandb.mode=disabled", f"output={tmp_path}")
     alone, together = tmp_path / "tiny-smoke" / "c_n2" / "seed1", run_folder(folder, "c_n2")
     weights = [
-        checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.newest(run / "checkpoints")[0])["state_dict"]
+        checkpoint.load(checkpoint.newest(run / "checkpoints")[0])["state_dict"]
         for run in (alone, together, run_folder(folder, "base"))
     ]
     assert weights[0].keys() == weights[1].keys()

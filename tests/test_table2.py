@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from aiayn import config, evaluate, flops, storage, table2, train
+from aiayn import compose, evaluate, flops, folders, storage, table2, train
 from aiayn.batching import Updates
-from aiayn.dataset import Dataset
+from aiayn.encoded import Dataset
 
 SMALL = ("scale=smoke", "scale.steps=0.0001", "training.keep_checkpoints=20", "wandb.mode=disabled")
 
@@ -22,9 +22,9 @@ def trained(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     overrides = [*digits, *SMALL, f"output={tmp_path_factory.mktemp('table2')}/runs"]
     for name in table2.PAPER:
-        run = config.compose_row(*overrides, f"experiment={name}")
-        folder = config.run_folder(run)
-        storage.write_text(folder / "config.yaml", config.to_yaml(run))
+        run = compose.compose_row(*overrides, f"experiment={name}")
+        folder = folders.run_folder(run)
+        storage.write_text(folder / "config.yaml", compose.to_yaml(run))
         with handlers_restored():
             train.train(run, folder)
     yield overrides
@@ -69,9 +69,9 @@ def cells(line: str) -> list[str]:
 def test_evaluating_base_and_big_as_the_paper_does_prints_table_2(trained, capsys) -> None:
     rows = {}
     for name, published in table2.PAPER.items():
-        run = config.compose_row(*trained, f"experiment={name}", "split=test", f"average={published.average}")
+        run = compose.compose_row(*trained, f"experiment={name}", "split=test", f"average={published.average}")
         evaluate.main(run)
-        rows[name] = config.run_folder(run)
+        rows[name] = folders.run_folder(run)
     text = capsys.readouterr().out
     first, last = text.split("Table 2 at scale ")[1:]
     assert last.startswith("smoke on digits, en-de, seed 1 (not the paper's conditions)\n")
@@ -89,13 +89,13 @@ def test_evaluating_base_and_big_as_the_paper_does_prints_table_2(trained, capsy
             {"base": "3.30e18", "big": "2.30e19"}[name],
             flops.power(by_time),
             {"base": "9.54e17", "big": "9.69e18"}[name],
-            flops.power(counted_by_hand(config.compose_row(*trained, f"experiment={name}"))),
+            flops.power(counted_by_hand(compose.compose_row(*trained, f"experiment={name}"))),
         ]
 
 
-def counted_by_hand(run: config.Config) -> float:
+def counted_by_hand(run: compose.Config) -> float:
     """From the sentences of every update that the plan of the run holds."""
-    pairs = Dataset.open(config.Path(run.prepared) / run.data.name).pairs("train")
+    pairs = Dataset.open(compose.Path(run.prepared) / run.data.name).pairs("train")
     lengths = pairs.source_lengths, pairs.target_lengths
     updates = Updates(*lengths, run.training.tokens_per_update, seed=run.seed, start=0)
     seen = [sentences for (_, sentences), _ in zip(updates, range(run.training.max_steps), strict=False)]
@@ -107,16 +107,16 @@ def counted_by_hand(run: config.Config) -> float:
 @pytest.mark.parametrize("change", ["split=dev", "average=2", "experiment=a_h1", "model.dropout=0.3"])
 def test_another_evaluation_is_none_of_table_2(change) -> None:
     words = ("experiment=base", "split=test", "average=5")
-    run = config.compose_row(*words)
+    run = compose.compose_row(*words)
     assert table2.holds(run, "test-average5")
-    assert table2.holds(config.compose_row(*words, "fidelity=released_code"), "test-average5")
-    other = config.compose_row(*words, change)
+    assert table2.holds(compose.compose_row(*words, "fidelity=released_code"), "test-average5")
+    other = compose.compose_row(*words, change)
     assert not table2.holds(other, f"{other.split}-average{other.average}")
 
 
 def printed(*words: str) -> list[str]:
     """The table of runs that are not there, on a corpus that is not asked for."""
-    return table2.lines(config.compose_row(*words, "output=nowhere"), dataset=None)  # type: ignore[arg-type]
+    return table2.lines(compose.compose_row(*words, "output=nowhere"), dataset=None)  # type: ignore[arg-type]
 
 
 def test_the_paper_s_figures_are_those_of_the_languages_of_the_run() -> None:
@@ -128,8 +128,8 @@ def test_the_paper_s_figures_are_those_of_the_languages_of_the_run() -> None:
         columns = [cells(lines[number]) for lines in (german, french)]
         assert [found[0] for found in columns] == [str(bleu) for bleu in table2.PAPER[row].bleu.values()]
         assert columns[0][4] == columns[1][4] == flops.power(table2.PAPER[row].flops)
-        model = config.rows()[row].model
-        tokens = config.rows()[row].training.max_steps * 25_000
+        model = compose.rows()[row].model
+        tokens = compose.rows()[row].training.max_steps * 25_000
         for found, pieces in zip(columns, (37_000, 32_000), strict=True):  # 5.1
             assert found[6] == flops.power(flops.training_flops(model, pieces, tokens, tokens, 40, 40))
     assert not any("0.1" in line for line in german)
@@ -138,7 +138,7 @@ def test_the_paper_s_figures_are_those_of_the_languages_of_the_run() -> None:
 
 
 def test_languages_that_the_paper_has_not_give_no_table() -> None:
-    run = config.compose_row("experiment=base", "split=test", "average=5", "data=wmt14_en_fr")
+    run = compose.compose_row("experiment=base", "split=test", "average=5", "data=wmt14_en_fr")
     assert table2.holds(run, "test-average5")
     for change in ({"target_language": "it"}, {"source_language": "de"}, {"source_language": "fr"}):
         other = dataclasses.replace(run, data=dataclasses.replace(run.data, **change))
@@ -162,9 +162,9 @@ def test_the_footnote_says_over_how_many_updates_ours_and_the_paper_s_checkpoint
     )
     # As the run was trained, whatever the command that evaluates it says
     words = ("scale=paper", "data=wmt14_en_de", f"output={tmp_path}")
-    trained_run = config.compose_row(*words, "training.checkpoint_every=1400")
-    storage.write_json(config.run_folder(trained_run) / "result.json", result_of(trained_run))
-    lines = table2.lines(config.compose_row(*words), dataset=None)  # type: ignore[arg-type]
+    trained_run = compose.compose_row(*words, "training.checkpoint_every=1400")
+    storage.write_json(folders.run_folder(trained_run) / "result.json", result_of(trained_run))
+    lines = table2.lines(compose.compose_row(*words), dataset=None)  # type: ignore[arg-type]
     assert "over 4,800 of 100,000 updates" in lines[6]  # from 68 times 1400
     assert lines[7] == big
 
@@ -176,10 +176,10 @@ def test_the_span_is_that_of_the_checkpoints_that_training_writes(last, every, c
 
 
 def test_a_torn_evaluation_or_result_is_a_dash_and_no_traceback(trained, tmp_path) -> None:
-    run = config.compose_row(*trained, "experiment=base")
-    dataset = Dataset.open(config.Path(run.prepared) / run.data.name)
+    run = compose.compose_row(*trained, "experiment=base")
+    dataset = Dataset.open(compose.Path(run.prepared) / run.data.name)
     copy = dataclasses.replace(run, output=str(tmp_path))
-    folder = config.run_folder(copy)
+    folder = folders.run_folder(copy)
     folder.mkdir(parents=True)
     for text in ("{", "[]", '{"bleu": 7}', '{"bleu": {"paper": "high"}}'):
         (folder / "evaluation-test-average5.json").write_text(text)

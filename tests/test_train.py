@@ -16,7 +16,7 @@ import torch
 from runs import equal, rows
 from torch.nn.modules.module import register_module_forward_hook
 
-from aiayn import checkpoint, config, jobs, storage, train, wmt
+from aiayn import checkpoint, compose, folders, jobs, storage, train, wmt
 from aiayn.download import Remote
 from aiayn.lightning_model import LightningTransformer, NonFinite
 from aiayn.paper.attention import Linear
@@ -26,11 +26,11 @@ from aiayn.schema import ConfigError
 
 
 def final_state(folder: Path) -> dict:
-    return checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.newest(folder / "checkpoints")[0])
+    return checkpoint.load(checkpoint.newest(folder / "checkpoints")[0])
 
 
-def trained(run: config.Config, folder: Path) -> Path:
-    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+def trained(run: compose.Config, folder: Path) -> Path:
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     train.train(run, folder)
     return folder
 
@@ -57,7 +57,7 @@ def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path):
 
 def test_kill_9_in_the_middle_and_the_same_command_again_give_the_same_run(toy, tmp_path, aiayn):
     arguments = ["train", *toy, "training.max_steps=60"]
-    folder = config.run_folder(config.compose_row(*arguments[1:]))
+    folder = folders.run_folder(compose.compose_row(*arguments[1:]))
     worker = subprocess.Popen(
         [sys.executable, "-m", "aiayn", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -71,7 +71,7 @@ def test_kill_9_in_the_middle_and_the_same_command_again_give_the_same_run(toy, 
     assert not (folder / "result.json").exists()
     again = aiayn(*arguments).stdout
     assert "resuming base after update" in again
-    whole = trained(config.compose_row(*arguments[1:]), tmp_path / "whole")
+    whole = trained(compose.compose_row(*arguments[1:]), tmp_path / "whole")
     assert equal(final_state(folder), final_state(whole))
     assert rows(folder) == rows(whole)
     assert "nothing to do" in aiayn(*arguments).stdout
@@ -88,7 +88,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(t
         return step(self, batch, index)
 
     monkeypatch.setattr(LightningTransformer, "training_step", poisoned)
-    storage.write_text(folder / "config.yaml", config.to_yaml(toy_run))
+    storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
     assert train.main(folder) == jobs.NON_FINITE
     assert "update 3" in jobs.failure(folder)["cause"]
     assert final_state(folder)["updates_done"] == 2
@@ -105,7 +105,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(t
 )
 def test_the_devices_at_work_are_gpus_or_the_cores_of_all_ranks(words, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    assert train.devices_at_work(config.compose_row(*words)) == expected
+    assert train.devices_at_work(compose.compose_row(*words)) == expected
 
 
 @pytest.mark.slow
@@ -114,26 +114,26 @@ def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_pa
     states = []
     for devices in (1, 2):
         words = [*toy, "hardware.precision=64-true", f"hardware.devices={devices}", f"output={tmp_path}/{devices}"]
-        run = config.compose_row(*words)
+        run = compose.compose_row(*words)
         if devices == 1:
-            trained(run, config.run_folder(run))
+            trained(run, folders.run_folder(run))
         else:
             aiayn("train", *words)
-        states.append(final_state(config.run_folder(run)))
-        result = json.loads((config.run_folder(run) / "result.json").read_text())
+        states.append(final_state(folders.run_folder(run)))
+        result = json.loads((folders.run_folder(run) / "result.json").read_text())
         assert result["device_seconds"] == {"cpu": pytest.approx(devices * result["train_seconds"], abs=0.01)}
         assert result["train_seconds"] > 0.02  # control: one rank and two can be told apart
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     words[-1] = f"output={tmp_path}/torchrun"
     subprocess.run([*torchrun, "-m", "aiayn", "train", *words], check=True, capture_output=True)
-    by_torchrun = config.compose_row(*words)
-    assert equal(final_state(config.run_folder(by_torchrun)), states[1])
+    by_torchrun = compose.compose_row(*words)
+    assert equal(final_state(folders.run_folder(by_torchrun)), states[1])
     assert jobs.is_finished(by_torchrun)
     one, two = (state["state_dict"] for state in states)
     assert len(one) > 10
     for name, weight in one.items():
         assert torch.allclose(weight, two[name], rtol=0, atol=1e-9), name
-    start = train.build(config.compose_row(*toy), 25).state_dict()
+    start = train.build(compose.compose_row(*toy), 25).state_dict()
     assert not torch.allclose(
         start["embedding.weight"].double(), one["transformer.embedding.weight"], atol=1e-3
     )  # control
@@ -176,9 +176,9 @@ def test_the_seed_decides_initial_weights_order_of_sentences_and_dropout(toy, tm
     found = []
     for number, seed in enumerate((1, 1, 2)):
         seen.clear()
-        run = config.compose_row(*toy, f"seed={seed}", "model.dropout=0.5", f"output={tmp_path}/{number}")
-        trained(run, config.run_folder(run))
-        found.append({**seen, "end": final_state(config.run_folder(run))})
+        run = compose.compose_row(*toy, f"seed={seed}", "model.dropout=0.5", f"output={tmp_path}/{number}")
+        trained(run, folders.run_folder(run))
+        found.append({**seen, "end": final_state(folders.run_folder(run))})
     one, again, other = found
     assert equal(one, again)
     assert len(one["weights"]) > 10
@@ -209,9 +209,9 @@ def test_training_computes_its_products_in_the_precision_asked_for(toy, tmp_path
         if isinstance(module, Linear) and module.training and torch.is_grad_enabled():
             seen.append((output.dtype, module.weight.dtype))
 
-    run = config.compose_row(*toy, f"hardware.precision={precision}", "training.max_steps=1")
+    run = compose.compose_row(*toy, f"hardware.precision={precision}", "training.max_steps=1")
     with register_module_forward_hook(watch):
-        trained(run, config.run_folder(run))
+        trained(run, folders.run_folder(run))
     assert len(seen) >= 9  # two layers and their products, once at least
     assert set(seen) == {(products, weights)}
 
@@ -227,9 +227,9 @@ def test_a_run_has_as_many_threads_as_it_asks_for_in_its_process_and_its_environ
         return step(self, batch, index)
 
     monkeypatch.setattr(LightningTransformer, "training_step", watched)
-    run = config.compose_row(*toy, f"hardware.threads={threads}", "training.max_steps=1")
+    run = compose.compose_row(*toy, f"hardware.threads={threads}", "training.max_steps=1")
     try:
-        trained(run, config.run_folder(run))
+        trained(run, folders.run_folder(run))
     finally:
         torch.set_num_threads(1)
     assert seen == {threads}
@@ -263,7 +263,7 @@ def test_deterministic_algorithms_are_used_where_asked_for_and_a_cpu_has_the_sam
 
 def test_other_ranks_than_the_run_has_devices_are_refused(toy_run, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    storage.write_text(tmp_path / "run" / "config.yaml", config.to_yaml(toy_run))
+    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(toy_run))
     monkeypatch.setattr(train, "fail", lambda folder, code, cause: (code, cause))
     assert train.main(tmp_path / "run") == (
         jobs.WRONG_CONFIGURATION,
@@ -276,7 +276,7 @@ def test_a_run_that_could_not_be_searched_is_refused_before_it_trains(toy_run, t
     monkeypatch.setattr(kernels, "library", kernels.library.__wrapped__)
     monkeypatch.setattr(train, "prepare", lambda *_: pytest.fail("it begins"))
     run = dataclasses.replace(toy_run, decoding=dataclasses.replace(toy_run.decoding, compile=True))
-    storage.write_text(tmp_path / "run" / "config.yaml", config.to_yaml(run))
+    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(run))
     assert train.main(tmp_path / "run") == jobs.WRONG_CONFIGURATION
     assert "there is no C compiler" in jobs.failure(tmp_path / "run")["cause"]
 
@@ -286,7 +286,7 @@ def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
     if rank:
         monkeypatch.setenv("RANK", rank)
     folder = tmp_path / "run"
-    storage.write_text(folder / "config.yaml", config.to_yaml(toy_run))
+    storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
     with storage.lock(folder / ".lock", wait=False):
         assert train.main(folder) == jobs.STORAGE
     assert "in use by process" in jobs.failure(folder)["cause"]
@@ -303,7 +303,7 @@ def test_an_error_that_nobody_foresaw_leaves_its_traceback_and_exit_1(toy_run, t
             raise kind("operands could not be broadcast together")
         return step(self, batch, index)
 
-    storage.write_text(folder / "config.yaml", config.to_yaml(toy_run))
+    storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
     monkeypatch.setattr(LightningTransformer, "training_step", broken)
     assert train.main(folder) == jobs.FAILED
     assert f"{kind.__name__}: operands could not" in jobs.failure(folder)["cause"]
@@ -358,7 +358,7 @@ def test_a_signal_ends_a_download_at_once_although_the_server_is_silent(
     server.faults = [half_of_it]
     data = dataclasses.replace(toy_run.data, name="wmt14_en_de", train_source="")
     run = dataclasses.replace(toy_run, data=data, prepared=str(tmp_path / "prepared"))
-    storage.write_text(tmp_path / "run" / "config.yaml", config.to_yaml(run))
+    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(run))
     assert train.main(tmp_path / "run") == jobs.INTERRUPTED
     goes_on.set()
     assert f"stopped by {number.name}; repeat the command to go on from here" in capsys.readouterr().out
@@ -370,7 +370,7 @@ def test_a_signal_ends_a_download_at_once_although_the_server_is_silent(
 @pytest.mark.slow
 def test_a_model_learns_to_reverse_digits(digits, tmp_path):
     """The system test: data, training, decoding and scores together reach what the task allows."""
-    run = config.compose_row(
+    run = compose.compose_row(
         *digits,
         *("scale=paper", "model.num_layers=2", "model.d_model=64", "model.d_ff=128", "model.num_heads=4"),
         *("model.d_k=16", "model.d_v=16", "model.dropout=0.0", "training.label_smoothing=0.0"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiayn import config, translate
+from aiayn import compose, translate
 from aiayn.evaluate import trained
 from aiayn.search import search
 
@@ -14,7 +14,7 @@ from aiayn.search import search
 @pytest.fixture(scope="module")
 def model(finished):
     """The trained run: (model, corpus, decoding, hardware)."""
-    run = config.compose_row(*finished)
+    run = compose.compose_row(*finished)
     transformer, dataset, _ = trained(run)
     return transformer, dataset, run.decoding, run.hardware
 
@@ -47,7 +47,7 @@ def test_the_command_writes_as_many_lines_as_it_reads(finished, text):
     with pytest.MonkeyPatch.context() as patch:
         written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
         patch.setattr("sys.stdout", written)
-        translate.main(config.compose_row(*finished), io.BytesIO(text))
+        translate.main(compose.compose_row(*finished), io.BytesIO(text))
         printed = written.buffer.getvalue()
     assert printed.count(b"\n") == len(lines_of(text))
     assert printed.endswith(b"\n") or not printed
@@ -129,7 +129,7 @@ def test_output_does_not_depend_on_the_locale(finished, monkeypatch):
     for encoding in ("utf-8", "ascii"):
         written = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\r\n")
         monkeypatch.setattr("sys.stdout", written)
-        translate.main(config.compose_row(*finished), io.BytesIO("1 2 ж 3\nжж\n".encode()))
+        translate.main(compose.compose_row(*finished), io.BytesIO("1 2 ж 3\nжж\n".encode()))
         printed.append(written.buffer.getvalue())
     assert printed[0] == printed[1]
     assert printed[0].count(b"\n") == 2

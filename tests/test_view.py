@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aiayn import checkpoint, config, dashboard, schema, storage, train, view
+from aiayn import checkpoint, compose, dashboard, schema, storage, train, view
 from aiayn.prepare import prepare
 
 SENTINEL = "s3ntinel-pa55word"
@@ -63,9 +63,9 @@ def offline(run: schema.Config, row: str) -> schema.Config:
 
 
 def weights(run: schema.Config, folder: Path) -> dict[str, Any]:
-    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     train.train(run, folder)
-    return checkpoint.VerifiedCheckpointIO().load_checkpoint(checkpoint.newest(folder / "checkpoints")[0])["state_dict"]
+    return checkpoint.load(checkpoint.newest(folder / "checkpoints")[0])["state_dict"]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from aiayn import config, download, prepare, storage, wmt
+from aiayn import compose, download, prepare, storage, wmt
 from aiayn.corpus import EMBEDDED, DataError, Files, read_pairs
 from aiayn.download import Remote
 from aiayn.signals import Interrupted, interrupting
@@ -87,14 +87,14 @@ def name(request) -> str:
 
 
 @pytest.fixture
-def run(name, server, tmp_path, monkeypatch) -> config.Config:
+def run(name, server, tmp_path, monkeypatch) -> compose.Config:
     monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setenv("SACREBLEU", str(tmp_path / "sacrebleu"))
     monkeypatch.setitem(wmt.CORPORA, name, served(wmt.CORPORA[name], server))
-    return config.compose_row(f"data={name}", "scale=paper", "data.vocab_size=300", f"prepared={tmp_path}/prepared")
+    return compose.compose_row(f"data={name}", "scale=paper", "data.vocab_size=300", f"prepared={tmp_path}/prepared")
 
 
-def offline(run: config.Config, source: Path | str, prepared: str) -> config.Config:
+def offline(run: compose.Config, source: Path | str, prepared: str) -> compose.Config:
     data = dataclasses.replace(run.data, source=str(source))
     return dataclasses.replace(run, data=data, prepared=str(Path(run.prepared).with_name(prepared)))
 
@@ -151,7 +151,7 @@ def test_the_files_are_those_that_another_project_has_published_with_their_sums(
 
 
 def test_both_corpora_have_the_papers_vocabulary_and_their_own_configuration():
-    sizes = {name: config.compose_row(f"data={name}", "scale=paper").data.vocab_size for name in wmt.CORPORA}
+    sizes = {name: compose.compose_row(f"data={name}", "scale=paper").data.vocab_size for name in wmt.CORPORA}
     assert sizes == {"wmt14_en_de": 37_000, "wmt14_en_fr": 32_000}
 
 
@@ -215,9 +215,9 @@ def test_the_same_corpus_comes_from_a_folder_without_asking_any_server(run, serv
 def test_a_folder_without_an_archive_is_refused_before_anything_is_written(run, server, tmp_path):
     folder = write_archives(tmp_path / "archives", server)
     (folder / "dev.tgz").rename(folder / "dev.tgz.part")
-    with pytest.raises(config.ConfigError, match=r"data\.source=.*archives: holds no dev\.tgz; data\.source='' downl"):
+    with pytest.raises(compose.ConfigError, match=r"data\.source=.*archives: holds no dev\.tgz; data\.source='' downl"):
         prepare.check(offline(run, folder, "offline"))
-    with pytest.raises(config.ConfigError, match=r"holds no training-parallel-europarl-v7\.tgz, training-"):
+    with pytest.raises(compose.ConfigError, match=r"holds no training-parallel-europarl-v7\.tgz, training-"):
         prepare.check(offline(run, tmp_path / "nowhere", "offline"))
     assert not (tmp_path / "offline").exists()
 

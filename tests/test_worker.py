@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from aiayn import config, jobs, storage, train, worker
+from aiayn import compose, jobs, storage, train, worker
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
@@ -29,6 +29,6 @@ def test_a_worker_returns_the_code_of_its_run(tmp_path, monkeypatch, code):
 
 def test_a_folder_whose_config_is_damaged_is_one_line_and_code_2(toy_run, tmp_path, monkeypatch):
     monkeypatch.delenv("AIAYN_PARENT", raising=False)
-    storage.write_text(tmp_path / "config.yaml", config.to_yaml(toy_run)[:99])
+    storage.write_text(tmp_path / "config.yaml", compose.to_yaml(toy_run)[:99])
     assert worker.main(tmp_path) == jobs.WRONG_CONFIGURATION
     assert "config.yaml is damaged: " in jobs.failure(tmp_path)["cause"]

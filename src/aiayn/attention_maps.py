@@ -13,15 +13,15 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from aiayn import drawing, html, progress, storage
-from aiayn.dataset import Dataset
 from aiayn.drawing import INK
+from aiayn.encoded import Dataset
 from aiayn.evaluate import trained
 from aiayn.paper.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention, split_heads
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.process import compute_with
 from aiayn.paper.layers import DecoderLayer, EncoderLayer
 from aiayn.paper.transformer import Transformer
-from aiayn.results import printable
+from aiayn.records import printable
 from aiayn.schema import Config, ConfigError
 from aiayn.search import search
 from aiayn.tokenizer import BOS, EOS

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aiayn import dataset
+from aiayn import encoded
 from aiayn.corpus import DataError
-from aiayn.dataset import Lengths, Pairs
+from aiayn.encoded import Lengths, Pairs
 from aiayn.paper.batch import Batch
 from aiayn.schema import ConfigError
 from aiayn.tokenizer import BOS
@@ -88,8 +88,8 @@ def _random(seed: int, epoch: int, stream: int) -> np.random.Philox:
 def _dealt(count: int, pool: int, pools: int, random: np.random.Philox) -> Sentences:
     """The sentences of one of so many pools, in order: corpora stand in a training text one after the other."""
     found = []
-    for start in range(0, count, dataset.SENTENCES_AT_ONCE):
-        drawn = random.random_raw(min(dataset.SENTENCES_AT_ONCE, count - start)) >> np.uint64(32)
+    for start in range(0, count, encoded.SENTENCES_AT_ONCE):
+        drawn = random.random_raw(min(encoded.SENTENCES_AT_ONCE, count - start)) >> np.uint64(32)
         # Scaled, not the remainder, which takes ten times as long
         found.append(start + np.flatnonzero(drawn * np.uint64(pools) >> np.uint64(32) == pool))
     return np.concatenate(found)
@@ -101,8 +101,8 @@ def _pool_plan(
     # Paper: silent on how pairs are grouped; the released code's buckets grow by 1.1
     bounds = _bucket_bounds(tokens_per_update)
     key = np.empty(len(pool), np.uint64)
-    for start in range(0, len(pool), dataset.SENTENCES_AT_ONCE):
-        some = slice(start, start + dataset.SENTENCES_AT_ONCE)
+    for start in range(0, len(pool), encoded.SENTENCES_AT_ONCE):
+        some = slice(start, start + encoded.SENTENCES_AT_ONCE)
         longest = np.maximum(source_lengths[pool[some]], target_lengths[pool[some]])
         bucket = np.searchsorted(bounds, longest).astype(np.uint64)
         key[some] = bucket << np.uint64(48) | random.random_raw(len(longest)) >> np.uint64(16)
@@ -190,7 +190,7 @@ def _cut(order: Sentences, source_lengths: Lengths, target_lengths: Lengths, lim
     """Where parts begin, and the end, as `_borders` has it, with the lengths of a few sentences at a time."""
     borders = [0]
     while (start := borders[-1]) < len(order):
-        some = order[start : start + limit + dataset.SENTENCES_AT_ONCE]  # more than a part: each has a token
+        some = order[start : start + limit + encoded.SENTENCES_AT_ONCE]  # more than a part: each has a token
         found = _borders(_running_sum(source_lengths[some]), _running_sum(target_lengths[some]), limit)
         if start + len(some) < len(order):
             found.pop()  # the last part goes on

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from aiayn import config, growth, sheets, storage
+from aiayn import compose, growth, sheets, storage
 from aiayn.contest import decoding, profiled, training
 from aiayn.paper.fast.process import compute_with
 from aiayn.probe import processes
@@ -92,7 +92,7 @@ def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]
         found["training"] = lambda show: apart(training, run, precisions, device)
         if gpu and run.experiment != "big":
             # Alone: compiling its rivals would take most of the ten minutes that there are
-            found["training, big"] = lambda show: apart(training, config.row("big", run), precisions, device, False)
+            found["training, big"] = lambda show: apart(training, compose.row("big", run), precisions, device, False)
     if "decoding" in chosen and gpu:
         found["newstest2013"] = lambda show: growth.decoded(run, NEWSTEST, run.bench.rounds, show)
     if "decoding" in chosen and not (gpu and run.bench.kind == "all"):  # in ten minutes there is no time for rivals

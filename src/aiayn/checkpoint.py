@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning.plugins.io import CheckpointIO
 
 from aiayn import storage
 
@@ -19,44 +18,39 @@ PATTERN = "step-*.ckpt"
 HASH = ".sha256"
 
 
-class VerifiedCheckpointIO(CheckpointIO):
-    """Lightning's door to the disk: SHA-256 beside each file, tensors and plain values only."""
+def save(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes the checkpoint and its `.sha256` as sha256sum prints it. StorageError for weights that are not finite."""
+    for name, weight in checkpoint["state_dict"].items():
+        if not torch.isfinite(weight).all():
+            raise storage.StorageError(f"{path} is not written: {name} is not finite")
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    data = buffer.getbuffer()
+    # The hash is that of the bytes in memory, and first: with the checkpoint's renaming it is whole, not before
+    storage.write_text(_hash_file(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n")
+    storage.write_bytes(path, data)
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Writes the checkpoint and its `.sha256` as sha256sum prints it. Refuses weights that are not finite."""
-        path = Path(path)
-        for name, weight in checkpoint["state_dict"].items():
-            if not torch.isfinite(weight).all():
-                raise storage.StorageError(f"{path} is not written: {name} is not finite")
-        buffer = io.BytesIO()
-        torch.save(checkpoint, buffer)
-        data = buffer.getbuffer()
-        # The hash is that of the bytes in memory, and first: with the checkpoint's renaming it is whole, not before
-        storage.write_text(_hash_file(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n")
-        storage.write_bytes(path, data)
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> Any:
-        """The checkpoint's dictionary, on the CPU. Raises StorageError when it is damaged or not one of ours."""
-        path = Path(path)
-        if not is_intact(path):
-            raise storage.StorageError(f"{path} is damaged: its SHA-256 is not the one that was written with it")
-        try:
-            _refuse_compressed(path)
-            with warnings.catch_warnings(action="ignore"):  # torch tells of TorchScript before it refuses it
-                checkpoint = torch.load(path, map_location=map_location, weights_only=True)
-            _refuse_foreign(checkpoint)
-        except Exception as error:
-            # torch's own words advise to load it all the same
-            reason = str(error) if isinstance(error, ValueError) else "it holds more than tensors and plain values"
-            raise storage.StorageError(
-                f"{path} is no checkpoint of this program, nothing is loaded: {reason}"
-            ) from error
-        return checkpoint
+def load(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """The checkpoint's dictionary, on the CPU. StorageError when it is damaged or holds more than tensors."""
+    if not is_intact(path):
+        raise storage.StorageError(f"{path} is damaged: its SHA-256 is not the one that was written with it")
+    try:
+        _refuse_compressed(path)
+        with warnings.catch_warnings(action="ignore"):  # torch warns of TorchScript before it refuses it
+            checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
+        _refuse_foreign(checkpoint)
+    except Exception as error:
+        # torch's own words advise to load it all the same
+        reason = str(error) if isinstance(error, ValueError) else "it holds more than tensors and plain values"
+        raise storage.StorageError(f"{path} is no checkpoint of this program, nothing is loaded: {reason}") from error
+    return checkpoint
 
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes the file and its hash; a missing one is no error."""
-        storage.remove(Path(path))
-        storage.remove(_hash_file(Path(path)))
+
+def remove(path: Path) -> None:
+    """Removes the file and its hash; a missing one is no error."""
+    storage.remove(path)
+    storage.remove(_hash_file(path))
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -100,7 +94,7 @@ def rotate(folder: Path, keep: int) -> None:
     files = sorted(folder.glob(PATTERN), reverse=True)
     if files and is_intact(files[0]):
         for path in files[keep:]:
-            VerifiedCheckpointIO().remove_checkpoint(path)
+            remove(path)
         for hash_file in folder.glob(PATTERN + HASH):
             if not hash_file.with_suffix("").exists():
                 storage.remove(hash_file)
@@ -132,7 +126,7 @@ def fitting(path: Path) -> Iterator[None]:
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = VerifiedCheckpointIO().load_checkpoint(path)["state_dict"]
+    weights: dict[str, torch.Tensor] = load(path)["state_dict"]
     return weights
 
 

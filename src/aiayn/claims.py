@@ -11,7 +11,8 @@ from scipy import stats
 
 from aiayn.columns import BLEU_TOLERANCE, PPL_TOLERANCE
 from aiayn.metrics import bleu_of_counts
-from aiayn.results import Line, Table, look_up
+from aiayn.records import look_up
+from aiayn.table3 import Line, Table
 
 Metric = Literal["PPL", "BLEU"]
 METRICS: tuple[Metric, ...] = ("PPL", "BLEU")

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn import config, schema, signals, versions
+from aiayn import compose, schema, signals, versions
 
 COMMANDS = {
     "prepare": "download, verify, clean, cut and encode a corpus",
@@ -142,7 +142,7 @@ def _run(arguments: list[str]) -> None:
         sys.exit(0)
     versions.refuse()
     refuse_foreign(rest)
-    config.register()
+    compose.register()
     # Hydra looks for plugins in packages named hydra_plugins on this path, and nowhere else.
     sys.path.append(str(Path(__file__).with_name("plugins")))
     # Hydra prints its own errors over many lines and exits with 1, unless it is told not to catch them.
@@ -193,7 +193,7 @@ def task(command: str) -> Callable[[DictConfig], int]:
         try:
             with one_line_errors():  # Hydra prints the overrides above an error that comes through it
                 os.chdir(folder)  # the workers of a Ray cluster are where Ray was started
-                converted = config.convert(composed)
+                converted = compose.convert(composed)
                 if command == "train":
                     from aiayn import jobs, worker
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from aiayn import flops, rivals, signals
 from aiayn.batching import epoch_plan, gather, rows_of_part
-from aiayn.dataset import Pairs
+from aiayn.encoded import Pairs
 from aiayn.evaluate import build
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiayn import config, results, storage
-from aiayn.results import METRICS, Line, Run, Table, look_up
+from aiayn import folders, records, storage, table3
+from aiayn.records import METRICS, Run, look_up
 from aiayn.schema import ROWS, Config, ConfigError
+from aiayn.table3 import Line, Table
 
 Points = Sequence[tuple[int, float]]
 """(update, value), in order."""
@@ -217,8 +218,8 @@ def _mean(points: Points, updates: int, start: float, end: float) -> float:
 
 def main(run: Config) -> None:
     """Prints the criteria for the rows of `<output>/<data>-<scale>` that are finished with the seed asked for."""
-    folder = config.sweep_folder(run)
-    table = results.table(run, results.read_runs(folder))
+    folder = folders.sweep_folder(run)
+    table = table3.table(run, records.read_runs(folder))
     found = behaviours(table, folder, run.seed)
     if not found:
         raise ConfigError(f"seed={run.seed}: no row is finished in {folder}; train with `-m 'experiment=glob(*)'`")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiayn import storage
-from aiayn.results import METRICS
+from aiayn.records import METRICS
 
 Numbers = npt.NDArray[np.float64]
 

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from aiayn import config, jobs, view
+from aiayn import folders, jobs, view
 from aiayn.schema import ROWS, Config
 
 MOST_RUNS = 100
@@ -73,7 +73,7 @@ def main(run: Config) -> None:
 
 def name(run: Config) -> str:
     """The workspace's name: scale and data are never left out."""
-    return f"Table 3 at scale {run.scale.name} on {config.setting(run)}"
+    return f"Table 3 at scale {run.scale.name} on {folders.setting(run)}"
 
 
 def described(run: Config) -> list[str]:
@@ -84,7 +84,7 @@ def described(run: Config) -> list[str]:
     ]
     for section, panels in SECTIONS.items():
         lines += [f"{section}:", *(f"  {panel}" for panel in panels)]
-    return [*lines, f"runs kept offline are sent with: wandb sync {config.sweep_folder(run)}/*/*/wandb/offline-run-*"]
+    return [*lines, f"runs kept offline are sent with: wandb sync {folders.sweep_folder(run)}/*/*/wandb/offline-run-*"]
 
 
 def built(run: Config) -> tuple[str, str]:

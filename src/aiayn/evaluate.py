@@ -7,10 +7,11 @@ from typing import Any, Literal, cast
 
 import torch
 
-from aiayn import checkpoint, jobs, metrics, progress, storage, table2
+from aiayn import checkpoint, jobs, metrics, progress, storage
 from aiayn.batching import evaluation_batches, gather
-from aiayn.config import decoded_as_its_row, in_other_precisions, run_folder, variation
-from aiayn.dataset import Dataset, Pairs
+from aiayn.compose import decoded_as_its_row
+from aiayn.encoded import Dataset, Pairs
+from aiayn.folders import in_other_precisions, run_folder, variation
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
 from aiayn.paper.fast.model import accelerate
 from aiayn.paper.fast.process import compute_with
@@ -113,8 +114,11 @@ def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
     return model.to(device).eval(), dataset, folder
 
 
-def main(config: Config) -> None:
-    """Evaluates, writes the translations beside the run's own, and prints the figures."""
+def evaluate_trained(config: Config) -> tuple[Dataset, str]:
+    """Evaluates a trained run and prints the figures. Returns its corpus and the evaluation's name, `test-average5`.
+
+    Writes `evaluation-<name>.json` and `translations-<name>.txt` beside the run's own. Raises what `trained` raises.
+    """
     compute_with(config.hardware.threads)
     model, dataset, folder = trained(config)
     split = cast(Split, config.split)
@@ -136,5 +140,4 @@ def main(config: Config) -> None:
         interval = f"  95 % interval {low:.2f} to {high:.2f}" if kind == "sacrebleu" else ""
         print(f"BLEU {kind:9} {value:6.2f}{interval}  {figures['signatures'][kind]}")
     print(f"translations: {folder}/translations-{name}.txt")
-    if table2.holds(config, name):
-        print("", *table2.lines(config, dataset), sep="\n")
+    return dataset, name

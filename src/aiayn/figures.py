@@ -23,7 +23,8 @@ from aiayn.drawing import INK, ROW
 from aiayn.ladder import Effect, Ladder, Rung, papers_compute, papers_effect
 from aiayn.metrics import bleu_of_counts
 from aiayn.paper.schedule import learning_rate
-from aiayn.results import DEFINITION, Line, Table, look_up
+from aiayn.records import look_up
+from aiayn.table3 import DEFINITION, Line, Table
 
 Runs = Mapping[tuple[str, int], Mapping[str, Curve]]
 """The curves of each (row, seed), by quantity."""

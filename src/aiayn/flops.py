@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from aiayn.dataset import Lengths
+from aiayn.encoded import Lengths
 from aiayn.schema import Hardware, Model
 
 # The token-weighted mean length of WMT14's sentences, 28 pieces each on average: what counts in attention

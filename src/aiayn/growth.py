@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aiayn import config, flops
+from aiayn import compose, flops
 from aiayn.contest import endless, synthetic_pairs
 from aiayn.evaluate import build
 from aiayn.probe import MEGA, Point, in_processes, measure
@@ -29,7 +29,7 @@ Series = dict[str, Point]
 def growth(run: Config, show: Callable[[Sheet], object]) -> dict[str, Any]:
     """Every measurement, each table shown as soon as it is there; the numbers as plain data."""
     gpu = run.hardware.accelerator == "gpu"
-    rows = series({name: config.row(name, run) for name in ROWS})
+    rows = series({name: compose.row(name, run) for name in ROWS})
     show(sheet(f"by row, at scale {run.scale.name}", "row", rows, run))
     lengths = series({str(length): of_length(run, length) for length in LENGTHS})
     show(sheet("by mean length of the sentences", "tokens", lengths, run))
@@ -112,8 +112,8 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
 def paper_sized(run: Config) -> Config:
     """The same row at the paper's own size, whatever the scale: what a GPU is measured on."""
     data = dataclasses.replace(run.data, vocab_size=WORDS, max_length=LONGEST)
-    like = dataclasses.replace(run, scale=config.rows()["base"].scale, data=data, hardware=_holding(run, LONGEST))
-    return config.row(run.experiment, like)
+    like = dataclasses.replace(run, scale=compose.rows()["base"].scale, data=data, hardware=_holding(run, LONGEST))
+    return compose.row(run.experiment, like)
 
 
 def sheet(title: str, first: str, points: Series, run: Config, *remarks: str) -> Sheet:

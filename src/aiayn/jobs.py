@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiayn import config, devices, prepare, results, signals, storage
+from aiayn import compose, devices, folders, prepare, records, signals, storage
 from aiayn.schema import Config, ConfigError, meaning
 
 DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, signals.EXIT_CODE
@@ -85,10 +85,10 @@ def check(run: Config) -> None:
 
 def check_folder(run: Config) -> None:
     """ConfigError, naming key, old and new value, for a folder that holds another run."""
-    folder = config.run_folder(run)
+    folder = folders.run_folder(run)
     if not (folder / "config.yaml").exists():
         return
-    before = meaning(config.read(folder / "config.yaml"))
+    before = meaning(compose.read(folder / "config.yaml"))
     for key, value in meaning(run).items():
         if before[key] != value:
             name = "data.name" if key.startswith("data") else "scale.name" if key.startswith("scale") else "output"
@@ -116,16 +116,16 @@ def is_finished(run: Config) -> bool:
 
     A torn or foreign one is made again, and so is one on other text than is prepared here.
     """
-    found = results.read_run(config.run_folder(run))
+    found = records.read_run(folders.run_folder(run))
     here = prepare.sha256(run)
     claims = meaning(run) | ({"sha256.data": here} if here else {})
-    return found is not None and found.result is not None and not results.changed(claims, found.result)
+    return found is not None and found.result is not None and not records.changed(claims, found.result)
 
 
 def claim(run: Config) -> contextlib.ExitStack:
     """The run's folder, held for this command until closed; StorageError names the process that has it already."""
     held = contextlib.ExitStack()
-    held.enter_context(storage.lock(config.run_folder(run) / ".claim", wait=False))
+    held.enter_context(storage.lock(folders.run_folder(run) / ".claim", wait=False))
     return held
 
 
@@ -134,9 +134,9 @@ def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dic
 
     `seeing` is what `devices.Pool` gave: the part of the environment that shows them no device but their own.
     """
-    folder = config.run_folder(run)
+    folder = folders.run_folder(run)
     storage.remove(folder / "failure.json")
-    storage.write_text(folder / "config.yaml", config.to_yaml(run))
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     environment = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     environment |= {key: str(run.hardware.threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     environment |= {"AIAYN_PARENT": str(os.getpid()), **seeing}
@@ -188,7 +188,7 @@ def _outcome(job: Job, codes: list[int]) -> int:
 def run_here(run: Config) -> int:
     """Trains one run on this terminal and returns its exit code; signals are handed on to the workers."""
     check(run)
-    nothing_to_do = f"{config.run_folder(run)} is finished: nothing to do; delete it to train again"
+    nothing_to_do = f"{folders.run_folder(run)} is finished: nothing to do; delete it to train again"
     if is_finished(run):
         print(nothing_to_do)
         return DONE

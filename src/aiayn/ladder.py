@@ -8,9 +8,10 @@ import numpy as np
 
 from aiayn import flops
 from aiayn.claims import KEYS, Finding, Metric, rise
-from aiayn.results import Line, Table, look_up
+from aiayn.records import look_up
 from aiayn.schema import Config
 from aiayn.table2 import PIECES
+from aiayn.table3 import Line, Table
 
 MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an effect says nothing
 

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from aiayn import config, devices, flops, jobs, prepare, progress, report, results, signals
+from aiayn import devices, flops, folders, jobs, prepare, progress, records, schedule, signals
 from aiayn.corpus import DataError
+from aiayn.outcome import conclude, line_of, name_of
 from aiayn.schema import Config, ConfigError
 from aiayn.storage import InUse, StorageError
 
@@ -26,7 +26,7 @@ TAIL_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Row:
+class ScheduledRun:
     """A run as `devices` schedules it."""
 
     name: str  # no two runs of a sweep have the same folder
@@ -44,8 +44,8 @@ def work(run: Config) -> float:
 def shared(runs: list[Config], most: int, available: int) -> list[Config]:
     """The runs, longest first, each with as many devices as in the schedule of `aiayn plan`."""
     each = max((run.hardware.devices for run in runs), default=1)
-    rows = [Row(str(config.run_folder(run)), work(run), run) for run in runs]
-    shares = [(turn.row.run, len(turn.devices)) for turn in devices.best_schedule(rows, each, most, available)]
+    rows = [ScheduledRun(str(folders.run_folder(run)), work(run), run) for run in runs]
+    shares = [(turn.row.run, len(turn.devices)) for turn in schedule.best_schedule(rows, each, most, available)]
     return [
         dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=count)) for run, count in shares
     ]
@@ -57,7 +57,7 @@ def prepare_once(runs: list[Config]) -> None:
     Raises what stopped it where no corpus could be prepared. One that could not among others is left to its own rows,
     which fail by themselves.
     """
-    corpora = {config.prepared_folder(run): run for run in runs if not jobs.is_finished(run)}
+    corpora = {folders.prepared_folder(run): run for run in runs if not jobs.is_finished(run)}
     failures: list[Exception] = []
     with progress.stages("prepare") as tell:
         for run in corpora.values():
@@ -75,12 +75,12 @@ class Sweep:
 
     def __init__(self, runs: list[Config], names: list[str], patience: float, most: int = 0) -> None:
         # Points that differ only in what changes no number share a folder: they are one run
-        self.runs = list({config.run_folder(run): run for run in runs}.values())
+        self.runs = list({folders.run_folder(run): run for run in runs}.values())
         hardware, self.patience = self.runs[0].hardware, patience
         self.pool = devices.Pool(hardware, names)
         unfinished = [run for run in self.runs if not jobs.is_finished(run)]
-        self.failed_before = {config.run_folder(run): written(run) for run in unfinished}
-        self.waiting = shared(unfinished, most or devices.most_of_one(hardware, len(names)), len(names))
+        self.failed_before = {folders.run_folder(run): written(run) for run in unfinished}
+        self.waiting = shared(unfinished, most or schedule.most_of_one(hardware, len(names)), len(names))
         self.elsewhere: list[Config] = []  # another command is at work on them
         self.active: dict[Path, jobs.Job] = {}
         self.signs: dict[Path, tuple[float, float]] = {}  # newest file, and when it was seen
@@ -142,7 +142,7 @@ class Sweep:
 
         False while there are no devices for it.
         """
-        folder = config.run_folder(run)
+        folder = folders.run_folder(run)
         try:
             with ExitStack() as held:
                 environment = self.pool.take(run.hardware.devices, held)
@@ -182,7 +182,7 @@ class Sweep:
 
     def silent_for(self, job: jobs.Job) -> float:
         """Seconds since a run last wrote anything."""
-        found = (job.folder / name for name in (results.METRICS, results.LOG, results.CHECKPOINTS))
+        found = (job.folder / name for name in (records.METRICS, records.LOG, records.CHECKPOINTS))
         newest = max((path.stat().st_mtime for path in found if path.exists()), default=0.0)
         now = time.monotonic()
         before, since = self.signs.get(job.folder, (-1.0, now))
@@ -202,66 +202,15 @@ class Sweep:
         self.display.update(self.whole, completed=1 - left / self.total, state=state)
 
 
-def unfinished(runs: list[Config]) -> list[int]:
-    """The numbers of the runs that have no result; of those with one folder, one."""
-    numbers = {config.run_folder(run): number for number, run in enumerate(runs)}.values()
-    return [number for number in numbers if not jobs.is_finished(runs[number])]
-
-
-def hand_over(runs: list[Config], launch: Callable[[list[int]], list[int]]) -> int:
-    """Has another launcher begin what is unfinished, and says what became of it. Returns the exit code of the whole.
-
-    `launch` takes the numbers of runs and returns their exit codes when all have ended.
-    """
-    waiting, total = unfinished(runs), len({config.run_folder(run) for run in runs})
-    print(f"{total} runs, {total - len(waiting)} finished before", flush=True)
-    begun, lines, ended = [], [], []
-    for number in waiting:
-        try:
-            jobs.check_folder(runs[number])
-            begun.append(number)
-        except (ConfigError, StorageError, OSError) as error:
-            ended.append(jobs.FAILED)
-            lines.append(f"{name_of(runs[number])}  failed  {error}")
-    codes = launch(begun) if begun else []
-    lines += [line_of(runs[number], code) for number, code in zip(begun, codes, strict=True)]
-    for number, line in enumerate(lines, total - len(waiting) + 1):
-        print(f"[{number}/{total}] {line}")
-    return conclude([*ended, *codes], total)
-
-
-def line_of(run: Config, code: int) -> str:
-    """What became of a run that has ended with this code, in one line."""
-    found = results.read_run(config.run_folder(run))
-    if found is None or (code not in (jobs.DONE, jobs.INTERRUPTED) and found.status != "failed"):
-        return f"{name_of(run)}  failed  exit code {code}; its own output says why"
-    return f"{report.row_line(run, found)}{f'  (log: {found.log})' if found.log else ''}"
-
-
-def conclude(ended: list[int], total: int) -> int:
-    """The exit code of a sweep whose runs have ended with these; says how to go on."""
-    failed = sum(code != jobs.DONE for code in ended)
-    if jobs.INTERRUPTED in ended:
-        print("stopped; repeat the command to go on from here")
-    elif failed:
-        print(f"{failed} of {total} runs failed; repeat the command to try them again")
-    return jobs.INTERRUPTED if jobs.INTERRUPTED in ended else jobs.FAILED if failed else jobs.DONE
-
-
-def name_of(run: Config) -> str:
-    """The run as the display names it."""
-    return f"{run.experiment}{config.variation(run)} seed {run.seed}"
-
-
 def written(run: Config) -> int | None:
     """When the run's last failure was written, if it has any: a newer one is another command's, during this sweep."""
-    path = config.run_folder(run) / results.FAILURE
+    path = folders.run_folder(run) / records.FAILURE
     return path.stat().st_mtime_ns if path.exists() else None
 
 
 def last_step(folder: Path) -> int:
     """The last update that a run has recorded, read from the end of its metrics; 0 when that says none."""
-    path = folder / results.METRICS
+    path = folder / records.METRICS
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from aiayn.batching import Updates, gather, micro_batches
-from aiayn.dataset import Pairs
+from aiayn.encoded import Pairs
 from aiayn.paper.batch import Batch
 
 

@@ -7,13 +7,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aiayn import checkpoint, claims, config, criteria, curves, flops, metrics, progress, results, storage
+from aiayn import (
+    checkpoint,
+    claims,
+    compose,
+    criteria,
+    curves,
+    flops,
+    folders,
+    metrics,
+    progress,
+    records,
+    storage,
+    table3,
+)
 from aiayn.corpus import DataError
-from aiayn.dataset import Dataset
+from aiayn.encoded import Dataset
 from aiayn.figures import Runs
 from aiayn.ladder import Ladder, Rung, Text
-from aiayn.results import Table, look_up, printable
+from aiayn.records import look_up, printable
 from aiayn.schema import Config, ConfigError
+from aiayn.table3 import Table
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ def gather(run: Config) -> Material:
     Of the other scales on this data set, and of runs under the paper's own conditions: their figures for the ladder.
     """
     open_corpus = cache(_corpus)
-    folder = config.sweep_folder(run)
+    folder = folders.sweep_folder(run)
     table = criteria.judged(_table(run), folder)
     named = [(line.name, found) for line in table.lines for found in line.runs]
     read = {
@@ -82,19 +96,19 @@ def gather(run: Config) -> Material:
 
 
 def _table(run: Config) -> Table:
-    return results.table(run, results.read_runs(config.sweep_folder(run)))
+    return table3.table(run, records.read_runs(folders.sweep_folder(run)))
 
 
 def _others(run: Config) -> Iterator[Config]:
     """A run of each other sweep under `output`, by folder; its scale is ours of that name, where there is one."""
-    for folder in sorted(path for path in Path(run.output).glob("*/") if path != config.sweep_folder(run)):
+    for folder in sorted(path for path in Path(run.output).glob("*/") if path != folders.sweep_folder(run)):
         for path in sorted(folder.glob("*/seed*/config.yaml")):
             try:
-                found = dataclasses.replace(config.read(path), output=run.output, prepared=run.prepared)
+                found = dataclasses.replace(compose.read(path), output=run.output, prepared=run.prepared)
             except (ConfigError, OSError):
                 continue
-            if config.sweep_folder(found) == folder:
-                yield dataclasses.replace(found, scale=config.scales().get(found.scale.name, found.scale))
+            if folders.sweep_folder(found) == folder:
+                yield dataclasses.replace(found, scale=compose.scales().get(found.scale.name, found.scale))
                 break
 
 
@@ -107,9 +121,9 @@ def _corpus(folder: Path) -> _Corpus:
 
 
 def _translated(run: Config, table: Table, open_corpus: Callable[[Path], _Corpus]) -> _Translated:
-    folder = config.sweep_folder(run)
+    folder = folders.sweep_folder(run)
     try:
-        corpus = open_corpus(config.prepared_folder(run))
+        corpus = open_corpus(folders.prepared_folder(run))
     except (DataError, OSError) as error:
         return _Translated(None, {}, {}, f"No paired bootstrap and no samples: {printable(str(error))}")
     found = {

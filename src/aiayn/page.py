@@ -8,14 +8,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from aiayn import claims, config, curves, drawing, figures, flops, html, progress, report, storage
+from aiayn import claims, compose, curves, drawing, figures, flops, folders, html, progress, report, storage
 from aiayn.claims import METRICS, MIN_ROWS, Metric
 from aiayn.columns import BLEU_TOLERANCE, Cell, Column, columns_of, rows_of, signed_text
 from aiayn.ladder import MIN_UPDATES, Effect, Ladder, Rung, papers_effect
 from aiayn.material import Material, gather
 from aiayn.paper.layers import sinusoids
-from aiayn.results import Line, Run, Table, look_up, printable
+from aiayn.records import Run, look_up, printable
 from aiayn.schema import Config, leaves
+from aiayn.table3 import Line, Table
 
 SAMPLES = 6
 _GROUPS = ("(A)", "(B)", "(C)", "(D)", "(E)")
@@ -143,7 +144,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
 
 def main(run: Config) -> None:
     """Writes the page and the figures of `<output>/<data>-<scale>` into `report/` there, and says where."""
-    folder = config.sweep_folder(run) / "report"
+    folder = folders.sweep_folder(run) / "report"
     material = gather(run)
     with drawing.style():
         drawn = draw(material)
@@ -310,7 +311,7 @@ def _ladder(climbed: Ladder, table: Table) -> dict[str, Any]:
         "effects": effects,
         "left_out": [f"{rung.name} ({rung.table.base.trained.training.max_steps})" for rung in climbed.left_out],
         "min_updates": MIN_UPDATES,
-        "not_begun": [name for name in config.scales() if name not in here],
+        "not_begun": [name for name in compose.scales() if name not in here],
     }
 
 

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from aiayn import progress, wmt
-from aiayn.config import prepared_folder
 from aiayn.corpus import EMBEDDED, Files, Selection, Text, fingerprints
-from aiayn.dataset import SPLITS, Dataset, Origin
-from aiayn.dataset import prepare as prepare_dataset
+from aiayn.encoded import SPLITS, Dataset
+from aiayn.encoding import Origin, encode_corpus
+from aiayn.folders import prepared_folder
 from aiayn.schema import Config, ConfigError, Data, Scale
 
 
@@ -51,7 +51,7 @@ def prepare(config: Config, tell: Callable[[str], None]) -> Dataset:
         origin = Origin(wmt.identity(corpus), partial(_fetched, corpus, config, tell))
     moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
     into, chosen = prepared_folder(config), selection(config.scale)
-    return prepare_dataset(into, origin, data.vocab_size, data.max_length, tell, moses, chosen)
+    return encode_corpus(into, origin, data.vocab_size, data.max_length, tell, moses, chosen)
 
 
 def selection(scale: Scale) -> Selection:

@@ -22,7 +22,7 @@ import torch
 from aiayn import flops, signals, train
 from aiayn.callbacks import Record
 from aiayn.contest import synthetic_pairs
-from aiayn.dataset import Dataset, Pairs
+from aiayn.encoded import Dataset, Pairs
 from aiayn.evaluate import build
 from aiayn.lightning_data import Update
 from aiayn.lightning_model import LightningTransformer

@@ -12,9 +12,10 @@ from rich.text import Text
 from tabulate import tabulate
 
 from aiayn.claims import METRICS, MIN_ROWS, rank_correlation
-from aiayn.columns import STATUS, Cell, Column, columns_of, number_text, rows_of, signed_text, value_text
-from aiayn.results import DEFINITION, PAPER_DATA, Run, Table, comparable, factors, look_up, unlike
-from aiayn.schema import Config, ConfigError
+from aiayn.columns import STATUS, Cell, Column, columns_of, rows_of, signed_text, value_text
+from aiayn.records import PAPER_DATA, factors, look_up, unlike
+from aiayn.schema import ConfigError
+from aiayn.table3 import DEFINITION, Table
 
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
 # What a terminal leaves out, the first that fits: a row's letter, its name, or its cells say the same.
@@ -33,19 +34,6 @@ def render(table: Table, format: str, console: Console | None = None) -> str:
     if format not in formats:
         raise ConfigError(f"format={format}: must be one of terminal, {', '.join(formats)}")
     return formats[format](table)
-
-
-def row_line(config: Config, run: Run) -> str:
-    """One line on one run of `config`, to be printed as soon as it ends; beside the paper's figures if comparable."""
-    start = f"{run.experiment:<19} seed {run.seed}  {run.status}"
-    if run.result is None:
-        return f"{start}  {run.cause or f'after {run.steps_done:,} steps'}"
-    ppl, bleu = (
-        number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
-    )
-    paper = config.paper if comparable(config.scale, dataclasses.asdict(config.data)) else None
-    their_ppl, their_bleu = (f" (paper {paper.ppl:.2f})", f" (paper {paper.bleu:.1f})") if paper else ("", "")
-    return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"
 
 
 def title(table: Table) -> str:

@@ -4,16 +4,16 @@ import sys
 
 from rich.console import Console
 
-from aiayn import config, criteria, report, results
+from aiayn import criteria, folders, records, report, table3
 from aiayn.schema import Config
 
 
 def main(run: Config) -> None:
     """Prints the table of `<output>/<data>-<scale>` in the format asked for."""
-    folder = config.sweep_folder(run)
-    runs = results.read_runs(folder)
-    table = criteria.judged(results.table(run, runs), folder)
+    folder = folders.sweep_folder(run)
+    runs = records.read_runs(folder)
+    table = criteria.judged(table3.table(run, runs), folder)
     text = report.render(table, run.format, Console() if run.format == "terminal" else None)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
-    if not runs and (others := config.in_other_precisions(run)):
-        print(f"aiayn: {config.sweep_folder(run)} has no runs{others}", file=sys.stderr)
+    if not runs and (others := folders.in_other_precisions(run)):
+        print(f"aiayn: {folders.sweep_folder(run)} has no runs{others}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Table 2 for our runs: BLEU on the test set of averaged checkpoints, and what training them computed."""
+"""`aiayn evaluate`, and Table 2: BLEU on the test set of averaged checkpoints, and what training them computed."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,10 +8,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from aiayn import config, flops, results
-from aiayn.dataset import Dataset
-from aiayn.results import Line, Table
+from aiayn import compose, flops, folders, records, table3
+from aiayn.encoded import Dataset
+from aiayn.evaluate import evaluate_trained
 from aiayn.schema import Config
+from aiayn.table3 import Line, Table
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,13 @@ def span(last: int, every: int, count: int) -> int:
 
 def published_span(name: str) -> float:
     """The same of the paper's, which are 10 minutes apart (6.1)."""
-    return (PAPER[name].average - 1) * config.rows()[name].training.max_steps / (PAPER[name].hours * 6)
+    return (PAPER[name].average - 1) * compose.rows()[name].training.max_steps / (PAPER[name].hours * 6)
 
 
 def lines(run: Config, dataset: Dataset) -> list[str]:
     """Table 2 with what is trained and evaluated of the same data, scale, seed, fidelity and precision as `run`."""
-    made_of = f"{config.setting(run)}, {languages(run)}, seed {run.seed}"
-    table = results.table(run, results.read_runs(config.sweep_folder(run)))
+    made_of = f"{folders.setting(run)}, {languages(run)}, seed {run.seed}"
+    table = table3.table(run, records.read_runs(folders.sweep_folder(run)))
     rows = [line for line in table.lines if line.name in PAPER]
     conditions = "" if _as_published(table, run) else " (not the paper's conditions)"
     cells = [HEAD, SUBHEAD, *(tuple(_cells(line, run, dataset)) for line in rows)]
@@ -101,7 +102,7 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
 def _averaged(line: Line, run: Config) -> str:
     published, training, paper = PAPER[line.name], line.trained.training, line.config.training
     # How often a run saves is not of its meaning: the command that evaluates it may say otherwise
-    every = results.look_up(_counted(line, run.seed), "config.training.checkpoint_every")
+    every = records.look_up(_counted(line, run.seed), "config.training.checkpoint_every")
     known = isinstance(every, int) and every > 0
     ours = span(training.max_steps, every if known else training.checkpoint_every, published.average)
     text = (
@@ -116,18 +117,18 @@ def _averaged(line: Line, run: Config) -> str:
 
 def _as_published(table: Table, run: Config) -> bool:
     corpus = f"wmt14_{languages(run).replace('-', '_')}"
-    return not results.unlike(table.reference["config"]["data"], corpus) and results.changes_nothing(run.scale)
+    return not records.unlike(table.reference["config"]["data"], corpus) and records.changes_nothing(run.scale)
 
 
 def _cells(line: Line, run: Config, dataset: Dataset) -> Iterator[str]:
     published, paper = PAPER[line.name], line.config
     result = _counted(line, run.seed)
-    folder = config.sweep_folder(run) / line.name / f"seed{run.seed}"
+    folder = folders.sweep_folder(run) / line.name / f"seed{run.seed}"
     figures = _read(folder / f"evaluation-{evaluation(line.name)}.json") if result else {}
     yield published.name
     yield f"{published.bleu[languages(run)]:.1f}"
     for kind in ("paper", "sacrebleu", "intl"):
-        bleu = results.look_up(figures, f"bleu.{kind}")
+        bleu = records.look_up(figures, f"bleu.{kind}")
         yield f"{bleu:.1f}" if isinstance(bleu, float) else "–"
     yield flops.power(published.flops)
     timed = by_time(result.get("device_seconds", {}))
@@ -141,7 +142,7 @@ def _cells(line: Line, run: Config, dataset: Dataset) -> Iterator[str]:
 
 def by_count(run: Config, result: dict[str, Any], dataset: Dataset) -> float | None:
     """What the updates of a finished run computed, from the tokens that they really held; None when not finished."""
-    source, target = (results.look_up(result, f"{side}_tokens") for side in ("source", "target"))
+    source, target = (records.look_up(result, f"{side}_tokens") for side in ("source", "target"))
     if not (isinstance(source, int) and isinstance(target, int)):
         return None
     pairs = dataset.pairs("train")
@@ -156,7 +157,7 @@ def _counted(line: Line, seed: int) -> dict[str, Any]:
 
 
 def _is_row(run: Config) -> bool:
-    return config.run_folder(run) == config.run_folder(config.row(run.experiment, run))
+    return folders.run_folder(run) == folders.run_folder(compose.row(run.experiment, run))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -165,3 +166,10 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}  # not evaluated yet, or torn: a dash either way
     return found if isinstance(found, dict) else {}
+
+
+def main(run: Config) -> None:
+    """Evaluates a trained run and prints the figures; below them Table 2 when they stand in it."""
+    dataset, name = evaluate_trained(run)
+    if holds(run, name):
+        print("", *lines(run, dataset), sep="\n")

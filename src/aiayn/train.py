@@ -20,11 +20,12 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
-from aiayn import checkpoint, config, jobs, progress, signals, storage
+from aiayn import checkpoint, compose, folders, jobs, progress, signals, storage
 from aiayn.batching import rows_of_part
 from aiayn.callbacks import Bar, Dev, Record, Save
+from aiayn.checkpoint_io import VerifiedCheckpointIO
 from aiayn.corpus import DataError
-from aiayn.dataset import Dataset
+from aiayn.encoded import Dataset
 from aiayn.evaluate import build, evaluate, parameters, teacher_forced_nats
 from aiayn.lightning_data import LightningUpdates
 from aiayn.lightning_model import LightningTransformer, NonFinite
@@ -90,7 +91,7 @@ def train(run: Config, folder: Path) -> None:
     saved = checkpoint.newest(folder / "checkpoints")
     if saved:
         with checkpoint.fitting(saved[0]):
-            module.restore(checkpoint.VerifiedCheckpointIO().load_checkpoint(saved[0]))
+            module.restore(checkpoint.load(saved[0]))
         say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
     with view(run, folder, rank) as show:
         device, devices = devices_at_work(run)
@@ -149,7 +150,7 @@ def fit(
         max_steps=training.max_steps - start,
         max_epochs=-1,
         # Under SLURM or torchrun Lightning would take their idea of the ranks for ours
-        plugins=[checkpoint.VerifiedCheckpointIO(), LightningEnvironment()],
+        plugins=[VerifiedCheckpointIO(), LightningEnvironment()],
         callbacks=[
             record,
             Dev(
@@ -208,10 +209,10 @@ def finish(
     (last,) = checkpoint.newest(folder / "checkpoints")
     result = {
         "schema": 1,
-        "experiment": run.experiment + config.variation(run),
+        "experiment": run.experiment + folders.variation(run),
         "seed": run.seed,
         "scale": run.scale.name,
-        "data": config.setting(run),
+        "data": folders.setting(run),
         "config": dataclasses.asdict(run),
         "status": "finished",
         "params": parameters(run, dataset.tokenizer.vocab_size),
@@ -284,7 +285,7 @@ def main(folder: Path, run: Config | None = None) -> int:
         # Rank 0 of several takes the same lock as a worker that is alone: there is one run to a folder
         lock = storage.lock(folder / (".lock" if rank == "0" else f".lock{rank}"), wait=False)
         with signals.interrupting(), lock:
-            train(run or config.read(folder / "config.yaml"), folder)
+            train(run or compose.read(folder / "config.yaml"), folder)
     except signals.Interrupted as error:
         print(error, flush=True)
         return jobs.INTERRUPTED

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import BinaryIO
 
 from aiayn import progress
-from aiayn.dataset import Dataset
+from aiayn.encoded import Dataset
 from aiayn.evaluate import trained
 from aiayn.paper.fast.process import compute_with
 from aiayn.paper.transformer import Transformer

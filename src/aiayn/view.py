@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aiayn import config, jobs, storage
-from aiayn.results import row_group
+from aiayn import folders, jobs, storage
+from aiayn.records import row_group
 from aiayn.schema import Config
 
 # How long a run waits for W&B once it has ended, and how many rows it keeps for it until then.
@@ -36,7 +36,7 @@ def dev_row(figures: dict[str, Any]) -> dict[str, float]:
 
 def group(run: Config) -> str:
     """The W&B group of all runs of one table."""
-    return f"{config.setting(run)}-{run.scale.name}"
+    return f"{folders.setting(run)}-{run.scale.name}"
 
 
 def samples(*sides: list[str]) -> list[list[str]]:
@@ -111,7 +111,7 @@ class View:
             os.environ["WANDB_ERROR_REPORTING"] = "false"
         import wandb
 
-        row = run.experiment + config.variation(run)
+        row = run.experiment + folders.variation(run)
         logged = wandb.init(
             project=run.wandb.project,
             entity=run.wandb.entity,
@@ -122,7 +122,7 @@ class View:
             name=f"{row} seed {run.seed}",
             group=group(run),
             job_type="train",
-            tags=sorted({run.experiment, row_group(run.experiment), run.scale.name, config.setting(run)}),
+            tags=sorted({run.experiment, row_group(run.experiment), run.scale.name, folders.setting(run)}),
             # With what differs from the row in its name: the dashboard takes means over what has one name
             config=dataclasses.asdict(run) | {"experiment": row, ROW_GROUP: row_group(run.experiment)},
             resume="allow",

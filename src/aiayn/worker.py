@@ -25,10 +25,10 @@ def main(folder: Path) -> int:
 
 def as_rank(run: Config) -> int:
     """Trains as one of torchrun's ranks, which were all given the same words; returns the exit code."""
-    from aiayn import config, jobs, storage, train
+    from aiayn import compose, folders, jobs, storage, train
 
     jobs.check(run)
-    folder = config.run_folder(run)
+    folder = folders.run_folder(run)
     if jobs.is_finished(run):
         print(f"{folder} is finished: nothing to do; delete it to train again")
         return jobs.DONE
@@ -38,7 +38,7 @@ def as_rank(run: Config) -> int:
         if jobs.is_finished(run):  # the other ranks do not know, and would wait for this one
             raise storage.InUse(f"{folder}: another command has just finished it; nothing is left to do")
         storage.remove(folder / "failure.json")
-        storage.write_text(folder / "config.yaml", config.to_yaml(run))
+        storage.write_text(folder / "config.yaml", compose.to_yaml(run))
         code = train.main(folder, run)
     if code not in (jobs.DONE, jobs.INTERRUPTED):
         print(f"aiayn: {jobs.failure(folder)['cause']}", file=sys.stderr)

@@ -33,7 +33,7 @@ class Rows(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Hands every point of the grid to the launcher at once. Exits with 75 or 1 unless all are done."""
-        from aiayn import cli, launcher
+        from aiayn import cli
 
         if self.command != "train":
             cli.fail(f"{self.command} takes one run: only train sweeps, with -m or a sweep file")
@@ -49,7 +49,7 @@ class Rows(BasicSweeper):
             return self.launcher.launch(points, initial_job_idx=0)
         with cli.one_line_errors():
             runs = checked(self.hydra_context, self.config, points)
-        code = launcher.hand_over(runs, lambda numbers: self.codes([points[number] for number in numbers]))
+        code = other_launchers.hand_over(runs, lambda numbers: self.codes([points[number] for number in numbers]))
         if code:
             sys.exit(code)
         return []
@@ -74,9 +74,9 @@ class Rows(BasicSweeper):
 
 def checked(context: HydraContext, composed: DictConfig, points: Sequence[Sequence[str]]) -> "list[Config]":
     """The runs of a sweep, or the errors of `config.convert` and `prepare.check`."""
-    from aiayn import config, prepare
+    from aiayn import compose, prepare
 
-    runs = [config.convert(context.config_loader.load_sweep_config(composed, list(point))) for point in points]
+    runs = [compose.convert(context.config_loader.load_sweep_config(composed, list(point))) for point in points]
     for run in runs:
         prepare.check(run)
     return runs

@@ -1,17 +1,15 @@
-"""The encoded corpus on disk: token ids and offsets, memory-mapped, with a manifest that holds every file's SHA-256."""
+"""How a corpus is encoded: tokenizer and splits in stages, each of which a killed preparation keeps."""
 
 import ctypes
-import hashlib
 import json
-import shlex
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -26,129 +24,19 @@ from aiayn.corpus import (
     Files,
     Pair,
     Selection,
-    Side,
     Split,
     Text,
     in_chunks,
     read_pairs,
     select,
 )
+from aiayn.encoded import SCHEMA, SIDES, SPLITS, STAGES, Dataset, digest, fingerprint, remedy
 from aiayn.moses_bpe import MosesBpe, load
 from aiayn.tokenizer import EOS, UNK, Tokenizer, learn
 
-SPLITS: tuple[Split, ...] = ("train", "dev", "test")
-SIDES: tuple[Side, ...] = ("source", "target")
-SENTENCES_AT_ONCE = 2**18
-"""Sentences whose lengths are looked at together."""
-
-_SCHEMA = 1
 _Chunk = tuple[int, *tuple[tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]], ...]]
 _PAIRS_AT_ONCE = 16_384
 _MAX_PROCESSES = 8  # each holds about 75 MB, and one that reads cannot feed more
-_STAGES: dict[str, list[str]] = {
-    "tokenizer": ["tokenizer.model"],
-    **{
-        split: [
-            *(f"{split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets")),
-            *(f"{split}.{side}.txt" for side in SIDES if split != "train"),
-        ]
-        for split in SPLITS
-    },
-}
-_FILES = [name for files in _STAGES.values() for name in files]
-
-
-class Lengths:
-    """Tokens of each sentence of one side, its EOS included: read where they are asked for, never kept."""
-
-    def __init__(self, offsets: npt.NDArray[np.int64]) -> None:
-        self._starts, self._ends = offsets[:-1], offsets[1:]
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, sentences: npt.NDArray[np.int64] | slice) -> npt.NDArray[np.int64]:
-        """Those of some sentences, by their numbers or as a range."""
-        return self._ends[sentences] - self._starts[sentences]
-
-    def parts(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Those of all sentences in order, a few at a time."""
-        return (self[start : start + SENTENCES_AT_ONCE] for start in range(0, len(self), SENTENCES_AT_ONCE))
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """The token ids of one split: sentence n of a side is `ids[offsets[n]:offsets[n + 1]]` and ends with EOS."""
-
-    source_ids: npt.NDArray[np.integer]
-    source_offsets: npt.NDArray[np.int64]
-    target_ids: npt.NDArray[np.integer]
-    target_offsets: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.source_offsets) - 1
-
-    @property
-    def source_lengths(self) -> Lengths:
-        """Tokens of each source sentence."""
-        return Lengths(self.source_offsets)
-
-    @property
-    def target_lengths(self) -> Lengths:
-        """Tokens of each target sentence."""
-        return Lengths(self.target_offsets)
-
-
-class Dataset:
-    """A prepared corpus: its pairs, texts and tokenizer; `sha256` names its content, `manifest` tells its origin."""
-
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.sha256: str = manifest["sha256"]
-
-    @classmethod
-    def open(cls, folder: Path) -> "Dataset":
-        """The corpus that `prepare` wrote to `folder`, every file checked; raises DataError naming what is damaged."""
-        try:
-            manifest = json.loads((folder / "manifest.json").read_bytes())
-            if manifest["schema"] != _SCHEMA:
-                raise DataError(f"{folder} was prepared by another version of this program: {_remedy(folder)}")
-            if manifest["sha256"] != _digest(manifest):
-                raise DataError(f"{folder / 'manifest.json'} is damaged: {_remedy(folder)}")
-            for name in _FILES:
-                if not (folder / name).is_file():
-                    raise DataError(f"{folder / name} is missing: {_remedy(folder)}")
-                expected, found = manifest["files"][name], _fingerprint(folder / name)
-                if found != expected:
-                    sizes = " and not ".join(
-                        f"{x['bytes']} bytes with SHA-256 {x['sha256']}" for x in (found, expected)
-                    )
-                    raise DataError(f"{folder / name} is damaged, it has {sizes}: {_remedy(folder)}")
-        except FileNotFoundError as error:
-            raise DataError(f"{folder} holds no prepared data: `aiayn prepare` with the same words makes it") from error
-        except OSError as error:
-            raise DataError(f"cannot read the prepared data in {folder}: {error}") from error
-        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise DataError(f"{folder / 'manifest.json'} is damaged or not ours: {_remedy(folder)}") from error
-        return cls(folder, manifest)
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer | MosesBpe:
-        """The vocabulary that both sides share."""
-        return load(self.folder / "tokenizer.model")
-
-    def pairs(self, split: Split) -> Pairs:
-        """The encoded sentence pairs of a split, memory-mapped; raises DataError for files that only look like ours."""
-        parts = (f"{split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets"))
-        try:
-            return Pairs(*(np.load(self.folder / part, mmap_mode="r") for part in parts))
-        except ValueError as error:  # of numpy, which unpickles nothing
-            raise DataError(f"{self.folder} holds {split} ids that are none of ours: {_remedy(self.folder)}") from error
-
-    def texts(self, split: Literal["dev", "test"], side: Side) -> list[str]:
-        """The sentences of one side as they came, one for each pair."""
-        return (self.folder / f"{split}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 
 @dataclass(frozen=True)
@@ -159,7 +47,7 @@ class Origin:
     text: Callable[[], Text]
 
 
-def prepare(
+def encode_corpus(
     folder: Path,
     origin: Origin,
     vocab_size: int,
@@ -216,10 +104,10 @@ class _Stages:
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.path = folder / ".manifest.part"
-        self.manifest: dict[str, Any] = {"schema": _SCHEMA, "settings": settings, "splits": {}, "files": {}}
+        self.manifest: dict[str, Any] = {"schema": SCHEMA, "settings": settings, "splits": {}, "files": {}}
         with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record is as good as none
             before = json.loads(self.path.read_bytes())
-            if before["sha256"] == _digest(before) and all(
+            if before["sha256"] == digest(before) and all(
                 before[k] == self.manifest[k] for k in ("schema", "settings")
             ):
                 self.manifest = before
@@ -230,15 +118,15 @@ class _Stages:
         if all(
             name in files
             and (self.path.parent / name).is_file()
-            and files[name] == _fingerprint(self.path.parent / name)
-            for name in _STAGES[stage]
+            and files[name] == fingerprint(self.path.parent / name)
+            for name in STAGES[stage]
         ):
             progress(f"{stage}: complete before")
             return True
-        later = list(_STAGES)[list(_STAGES).index(stage) :]
+        later = list(STAGES)[list(STAGES).index(stage) :]
         for each in later:
             self.manifest["splits"].pop(each, None)
-            for name in _STAGES[each]:
+            for name in STAGES[each]:
                 files.pop(name, None)
         return False
 
@@ -246,8 +134,8 @@ class _Stages:
         """Records a stage by the SHA-256 of its files, and a split's counts."""
         if counts:
             self.manifest["splits"][stage] = counts
-        self.manifest["files"] |= {name: _fingerprint(self.path.parent / name) for name in _STAGES[stage]}
-        self.manifest["sha256"] = _digest(self.manifest)
+        self.manifest["files"] |= {name: fingerprint(self.path.parent / name) for name in STAGES[stage]}
+        self.manifest["sha256"] = digest(self.manifest)
         storage.write_json(self.path, self.manifest)
 
 
@@ -257,8 +145,8 @@ def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
     changed = [f"{key} was {before.get(key)}, is {new}" for key, new in settings.items() if before.get(key) != new]
     if changed:
         difference = "; ".join(changed)
-        remedy = f"give another data.name, or {_remedy(folder)}"
-        raise DataError(f"{folder} was prepared from something else ({difference}): {remedy}")
+        other = f"give another data.name, or {remedy(folder)}"
+        raise DataError(f"{folder} was prepared from something else ({difference}): {other}")
     return dataset
 
 
@@ -395,16 +283,3 @@ class _Array:
     def _write_header(self) -> None:
         described = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
         np.lib.format.write_array_header_1_0(self._file, described)
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": storage.sha256(path)}
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    content = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _remedy(folder: Path) -> str:
-    return f"repair it with `rm -r {shlex.quote(str(folder))}` and the same command again"

@@ -1,19 +1,16 @@
-"""What became of every run, and Table 3 in numbers: never a traceback, whatever lies in a run's folder."""
+"""What became of every run: its record in the run's folder, read so that damage never becomes a traceback."""
 
 import dataclasses
 import json
 import re
-import statistics
 import unicodedata
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from aiayn import config as configuration
-from aiayn import storage
-from aiayn.schema import MEANING, PATHS, ROWS, Config, Scale, meaning
+from aiayn import compose, storage
+from aiayn.schema import MEANING, PATHS, Config, Scale
 
 SCHEMA = 1
 RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"
@@ -25,24 +22,12 @@ Status = Literal["finished", "failed", "half-done", "missing"]
 # nothing. Precision is no such condition: the paper names none.
 PAPER_DATA = "wmt14_en_de"
 # What a row says of itself.
-_OF_ROW = ("model.", "fidelity.", "training.", "scale.", "decoding.")
+OF_ROW = ("model.", "fidelity.", "training.", "scale.", "decoding.")
 # What all runs of a table share, or they cannot be averaged or compared: all else that a run means, but for its seed.
 # Paths are not among it: the hashes say which text and which vocabulary, wherever a run was trained.
 SHARED = (
-    *sorted(key for key in MEANING - PATHS - {"experiment", "seed"} if not key.startswith(_OF_ROW)),
+    *sorted(key for key in MEANING - PATHS - {"experiment", "seed"} if not key.startswith(OF_ROW)),
     *("sha256.data", "sha256.tokenizer"),
-)
-# The columns that say what a row is: (the paper's symbol, section of the config, field).
-DEFINITION = (
-    ("N", "model", "num_layers"),
-    ("d_model", "model", "d_model"),
-    ("d_ff", "model", "d_ff"),
-    ("h", "model", "num_heads"),
-    ("d_k", "model", "d_k"),
-    ("d_v", "model", "d_v"),
-    ("P_drop", "model", "dropout"),
-    ("ε_ls", "training", "label_smoothing"),
-    ("steps", "training", "max_steps"),
 )
 
 _FOLDER = re.compile(r"(?P<experiment>\w[\w.-]*(\+\w+)?)/seed(?P<seed>0|[1-9][0-9]{0,9})", re.ASCII)
@@ -90,7 +75,7 @@ def read_result(path: Path) -> dict[str, Any]:
     result = _read_json(path)
     if result.get("schema") != SCHEMA or result.get("status") != "finished":
         raise ValueError(f"{path.name}: not a finished result of schema {SCHEMA}")
-    shared = (str | int, [_place(key) for key in SHARED])
+    shared = (str | int, [place_in_result(key) for key in SHARED])
     for kind, keys in ((dict, _TABLES), (str, _TEXTS), (int, _COUNTS), (int | float, _NUMBERS), shared):
         for key in keys:
             value = look_up(result, key)
@@ -102,7 +87,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def changed(claims: Mapping[str, Any], result: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
     """What is claimed about a run's meaning or hashes, but its result denies: (key, the result's value, the claim)."""
-    values = ((key, look_up(result or {}, _place(key)), claim) for key, claim in claims.items())
+    values = ((key, look_up(result or {}, place_in_result(key)), claim) for key, claim in claims.items())
     return [(key, value, claim) for key, value, claim in values if value != claim]
 
 
@@ -121,143 +106,22 @@ def printable(text: str) -> str:
     return line if len(line) <= _LONGEST_TEXT else f"{line[: _LONGEST_TEXT - 1]}…"
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Mean and sample standard deviation over a row's finished seeds; no deviation of a single one."""
-
-    mean: float
-    deviation: float | None
-
-
-@dataclass(frozen=True)
-class Line:
-    """One row of Table 3: what the paper has, and what became of our runs of it."""
-
-    config: Config  # at the paper's own scale
-    trained: Config  # at the scale of the table
-    runs: tuple[Run, ...]
-    stale: tuple[Run, ...]  # finished, but not as the row is now, or not under the conditions of the table
-    claims: Mapping[str, Any]  # what is true of every run that counts
-
-    @property
-    def name(self) -> str:
-        """The row's name: `a_h1`."""
-        return self.config.experiment
-
-    @property
-    def group(self) -> str:
-        """The paper's letter for the row's group; base and big stand alone."""
-        return row_group(self.name)
-
-    @property
-    def finished(self) -> list[dict[str, Any]]:
-        """The results that count, one for each finished seed."""
-        return [run.result for run in self.runs if run.result is not None]
-
-    @property
-    def status(self) -> str:
-        """`finished` when a seed is, otherwise the worst that is known of the row."""
-        known = {run.status for run in self.runs} | ({"stale"} if self.stale else set())
-        return next((status for status in ("finished", "failed", "stale", "half-done") if status in known), "missing")
-
-    @property
-    def notes(self) -> list[tuple[str, str, str]]:
-        """(run, status, detail) of every run that is not among the figures."""
-        notes = []
-        for run in self.stale:
-            (key, value, claim), *others = changed(self.claims, run.result)
-            was, now = (str(part)[:12] if key.startswith("sha256.") else part for part in (value, claim))
-            shared = key in SHARED
-            where = ", as in most runs of this table" if shared else ""
-            remedy = f"delete its folder and train it again{', or give it another data.name' if shared else ''}"
-            more = f", and {len(others)} more" if others else ""
-            notes.append((run, "stale", f"{key} was {was}, is {now}{where}{more}: {remedy}"))
-        for run in self.runs:
-            if run.status == "failed":
-                notes.append((run, "failed", f"{run.cause}; log: {run.log}" if run.log else run.cause))
-            elif run.status == "half-done":
-                notes.append((run, "half-done", f"{run.steps_done:,} of {self.trained.training.max_steps:,} steps"))
-        return [(f"{self.name} seed {run.seed}", status, printable(detail)) for run, status, detail in notes]
-
-    def measured(self, key: str) -> Measured | None:
-        """A figure of the row's results, by its dotted key; None when no seed is finished."""
-        values = [float(look_up(result, key)) for result in self.finished]
-        if not values:
-            return None
-        return Measured(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
+def row_line(config: Config, run: Run) -> str:
+    """One line on one run of `config`, to be printed as soon as it ends; beside the paper's figures if comparable."""
+    start = f"{run.experiment:<19} seed {run.seed}  {run.status}"
+    if run.result is None:
+        return f"{start}  {run.cause or f'after {run.steps_done:,} steps'}"
+    ppl, bleu = (
+        number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
+    )
+    paper = config.paper if comparable(config.scale, dataclasses.asdict(config.data)) else None
+    their_ppl, their_bleu = (f" (paper {paper.ppl:.2f})", f" (paper {paper.bleu:.1f})") if paper else ("", "")
+    return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"
 
 
-@dataclass(frozen=True)
-class Table:
-    """Table 3 in numbers, before any format."""
-
-    lines: tuple[Line, ...]
-    scale: Scale
-    data: str
-    others: int  # runs with other settings than these rows'
-    reference: Mapping[str, Any]  # a result with what all that count share; while there is none, the command's config
-    missed: tuple[str, ...] = ()  # what these rows miss of the criteria for a scale
-
-    @property
-    def base(self) -> Line:
-        """The row that the others are measured against: the first."""
-        return self.lines[0]
-
-    def opens_group(self, number: int) -> bool:
-        """Whether a line is the first of the paper's group."""
-        return number == 0 or self.lines[number].group != self.lines[number - 1].group
-
-    @property
-    def seeds(self) -> list[int]:
-        """Every seed that finished in some row."""
-        return sorted({run.seed for line in self.lines for run in line.runs if run.result})
-
-    @property
-    def comparable(self) -> bool:
-        """Whether our figures were made under the paper's conditions."""
-        return comparable(self.scale, look_up(self.reference, "config.data"))
-
-    @property
-    def notes(self) -> list[tuple[str, str, str]]:
-        """(run, status, detail) of everything that is not among the figures; rows never begun come last, together."""
-        notes = [note for line in self.lines for note in line.notes]
-        missing = ", ".join(line.name for line in self.lines if line.status == "missing")
-        return [*notes, (missing, "missing", "not begun")] if missing else notes
-
-    def effects(self, values: Sequence[float | None]) -> list[float | None]:
-        """One value for each line, minus that of base; None for base itself and where either is missing."""
-        base, *others = values
-        return [None, *(None if base is None or value is None else value - base for value in others)]
-
-
-def table(run: Config, runs: Sequence[Run]) -> Table:
-    """The paper's table with what `runs` found at the scale, on the data and with the fidelity and precision of `run`.
-
-    Only here it is decided which runs count: those that are as their row is now and share with most others what no row
-    says (SHARED). Where as many share one thing as another, it is what base's first seed has.
-    """
-    rows = configuration.rows(run.fidelity.name)
-    trained = {name: configuration.scaled(dataclasses.replace(rows[name], scale=run.scale)) for name in ROWS}
-    own = {name: [found for found in runs if found.experiment == name] for name in ROWS}
-    as_row = [
-        found.result
-        for name in ROWS
-        for found in own[name]
-        if found.result and not changed(_claims(trained[name]), found.result)
-    ]
-    kinds = Counter(map(_conditions, as_row))
-    # Of kinds with equally many runs the first, and base is the first row
-    most = max(kinds, key=kinds.__getitem__, default=())
-    reference = next((result for result in as_row if _conditions(result) == most), {"config": dataclasses.asdict(run)})
-    shared = dict(zip(SHARED, most, strict=False))
-    lines = []
-    for name in ROWS:
-        claims = {**_claims(trained[name]), **shared}
-        stale = [found for found in own[name] if found.result and changed(claims, found.result)]
-        counted = tuple(found for found in own[name] if found not in stale)
-        lines.append(Line(rows[name], trained[name], counted, tuple(stale), claims))
-    others = sum(found.experiment not in rows for found in runs)
-    return Table(tuple(lines), run.scale, configuration.setting(run), others, reference)
+def number_text(value: float, digits: int) -> str:
+    """A figure in as few characters as its size allows."""
+    return f"{value:.{digits}f}" if value < 1000 else f"{value:.0f}" if value < 1e5 else f"{value:.0e}"
 
 
 def row_group(row: str) -> str:
@@ -272,7 +136,7 @@ def comparable(scale: Scale, data: Mapping[str, Any]) -> bool:
 
 def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
     """The data settings that are not those of a corpus of ours, each with its value and the corpus's."""
-    own = configuration.corpus_settings(corpus).items()
+    own = compose.corpus_settings(corpus).items()
     return [
         printable(f"data.{key}={data.get(key)} instead of {value!r}")
         for key, value in own
@@ -342,15 +206,6 @@ def _steps_done(metrics: Path) -> int:
     return 0
 
 
-def _claims(line: Config) -> dict[str, Any]:
-    """What a row says of every run of its line."""
-    return {key: value for key, value in meaning(line).items() if key.startswith(_OF_ROW)}
-
-
-def _conditions(result: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(look_up(result, _place(key)) for key in SHARED)
-
-
-def _place(key: str) -> str:
+def place_in_result(key: str) -> str:
     """Where a result holds a hash, or a key of the configuration."""
     return key if key.startswith("sha256.") else f"config.{key}"

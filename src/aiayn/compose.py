@@ -1,11 +1,9 @@
-"""How a run comes about: `conf/`, `experiments/` and overrides become one checked, scaled Config; its run folder.
+"""How a run comes about: `conf/`, `experiments/` and overrides become one checked, scaled Config.
 
 Nothing below a command's first line sees Hydra.
 """
 
 import dataclasses
-import hashlib
-import json
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -18,10 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn.schema import ROWS, Config, ConfigError, Scale, checked, in_range, meaning, nearest
-
-# How a folder and a table name the precision of their runs.
-PRECISIONS = {"32-true": "", "64-true": ".fp64", "bf16-mixed": ".bf16"}
+from aiayn.schema import ROWS, Config, ConfigError, Scale, checked, in_range, nearest
 
 
 def register() -> None:
@@ -83,7 +78,7 @@ def compose_row(*overrides: str) -> Config:
 def rows(fidelity: str = "paper") -> dict[str, Config]:
     """The 20 rows at the paper's own scale, in the paper's order."""
     base = compose_row("scale=paper", f"fidelity={fidelity}")
-    return {name: checked(_row(name, base)) for name in ROWS}
+    return {name: checked(unscaled(name, base)) for name in ROWS}
 
 
 @cache
@@ -97,7 +92,7 @@ def scales() -> dict[str, Scale]:
 
 def row(name: str, like: Config) -> Config:
     """The row as it stands, scaled; data, scale, hardware and fidelity as in `like`. ConfigError if it is none."""
-    return checked(scaled(_row(name, like)))
+    return checked(scaled(unscaled(name, like)))
 
 
 def scaled(config: Config) -> Config:
@@ -129,61 +124,14 @@ def scaled(config: Config) -> Config:
     )
 
 
-def run_folder(config: Config) -> Path:
-    """`<output>/<data>-<scale>/<row>/seed<n>`; other values than the row's own add a hash: `base+1f2e3d4c`."""
-    return sweep_folder(config) / (config.experiment + variation(config)) / f"seed{config.seed}"
-
-
-def sweep_folder(config: Config) -> Path:
-    """`<output>/<data>-<scale>`, its data with all of `setting`: where all rows of one table lie."""
-    return Path(config.output) / f"{setting(config)}-{config.scale.name}"
-
-
-def in_other_precisions(config: Config) -> str:
-    """How to ask for runs that are there, but in another precision than the one asked for; empty when none are."""
-    others = {
-        precision: dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, precision=precision))
-        for precision in PRECISIONS
-        if precision != config.hardware.precision
-    }
-    found = [f"hardware.precision={precision}" for precision, run in others.items() if sweep_folder(run).exists()]
-    return f"; there are runs with {' and '.join(found)}" if found else ""
-
-
-def corpus_name(config: Config) -> str:
-    """`data.name`, and the tokenizer behind it where it is the paper's: perplexities of two are never in one table."""
-    return config.data.name + (".paper" if config.tokenizer == "paper" else "")
-
-
-def prepared_folder(config: Config) -> Path:
-    """`<prepared>/<data>`, with the scale's selection behind it: `tiny-7words-6000pairs`."""
-    scale = config.scale
-    words = f"-{scale.max_words}words" if scale.max_words else ""
-    pairs = f"-{scale.pairs}pairs" if scale.pairs else ""
-    return Path(config.prepared) / f"{corpus_name(config)}{words}{pairs}"
-
-
-def setting(config: Config) -> str:
-    """The corpus's name; behind it fidelity and precision, where they are not the paper's and 32 bits: other tables."""
-    fidelity = "" if config.fidelity.name == "paper" else f".{config.fidelity.name}"
-    return corpus_name(config) + fidelity + PRECISIONS[config.hardware.precision]
-
-
 def corpus_settings(name: str) -> dict[str, Any]:
     """The data settings of `conf/data/<name>.yaml`."""
     return dict(_read_folder("conf", "data")[name])
 
 
-def variation(config: Config) -> str:
-    """Empty for a row as it stands; otherwise `+` and a hash of its own model, training, decoding or fidelity."""
-    own = meaning(scaled(_row(config.experiment, config)))
-    changed = {key: value for key, value in meaning(config).items() if value != own[key]}
-    return f"+{hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]}" if changed else ""
-
-
 def decoded_as_its_row(config: Config) -> Config:
     """The same run with its row's own beam search: the one that trained it, however it is decoded now."""
-    return dataclasses.replace(config, decoding=_row(config.experiment, config).decoding)
+    return dataclasses.replace(config, decoding=unscaled(config.experiment, config).decoding)
 
 
 def _typed(plain: dict[str, Any]) -> Config:
@@ -206,7 +154,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _row(name: str, like: Config) -> Config:
+def unscaled(name: str, like: Config) -> Config:
     """The row as the files have it, unscaled; data, scale and hardware as in `like`, and fidelity by its name."""
     return dataclasses.replace(like, experiment=name, **_own_sections(name, like.fidelity.name))
 
