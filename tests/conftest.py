@@ -31,7 +31,8 @@ import offline  # noqa: F401
 import pytest
 import torch
 
-from aiayn import compose, folders, prepare
+from aiayn.config import compose, folders
+from aiayn.data import prepare
 
 torch.set_num_threads(1)
 
@@ -135,7 +136,8 @@ def result_of() -> Callable[[compose.Config], dict[str, Any]]:
 @pytest.fixture(scope="session")
 def finished(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Overrides of a run of 300 updates that is trained already and kept three checkpoints; write nothing into it."""
-    from aiayn import storage, train
+    from aiayn.core import storage
+    from aiayn.training import train
 
     overrides = [
         *digits,
@@ -180,7 +182,7 @@ class Terminal:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Terminal]]:
     """Makes standard error a terminal, as where somebody watches; to be called in the test, since pytest takes it."""
-    from aiayn import progress
+    from aiayn.core import progress
 
     made: list[Terminal] = []
 

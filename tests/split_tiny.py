@@ -5,7 +5,7 @@ import lzma
 import re
 from collections import Counter
 
-from aiayn.corpus import EMBEDDED, Files, Pair, Split, read_pairs
+from aiayn.data.parallel_text import EMBEDDED, Files, Pair, Split, read_pairs
 
 HELD_OUT: dict[Split, int] = {"dev": 10_000, "test": 3000}
 

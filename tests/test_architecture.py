@@ -5,133 +5,117 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from aiayn import compose, storage
+from aiayn.config import compose
+from aiayn.core import storage
 
 SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
-PACKAGES = {"aiayn", "aiayn.paper", "aiayn.paper.fast"}
 
-PAPER = (
-    *("batch", "schedule", "loss", "dropout", "attention", "layers", "transformer"),
-    *("incremental_decoding", "beam_search"),
-    *("fast.process", "fast.products", "fast.kernels", "fast.attention", "fast.cross_entropy", "fast.decoding"),
-    *("fast.search", "fast.model"),
-)
-# In dependency order: a module imports only from earlier ones.
-MODULES = (
-    *(f"paper.{module}" for module in PAPER),
+# In dependency order: a module imports from its own package, without a circle, and from those before it.
+PACKAGES = (
     *(
-        "schema",
+        "core",
         "config",
-        "storage",
-        "signals",
-        "progress",
-        "corpus",
-        "download",
-        "wmt",
-        "cores",
-        "tokenizer",
-        "moses_bpe",
-        "dataset",
-        "batching",
-    ),
-    *("search", "metrics", "flops", "devices"),
-    *(
-        "checkpoint",
-        "gradients",
-        "lightning_data",
-        "lightning_model",
-        "callbacks",
-        "results",
-        "columns",
-        "claims",
+        "paper",
+        "data",
+        "runs",
+        "evaluation",
+        "training",
+        "cost",
+        "sweep",
+        "tables",
         "report",
-        "table2",
-        "criteria",
+        "bench",
     ),
-    *("ladder", "curves", "drawing", "figures", "material", "html", "page"),
-    *(
-        "prepare",
-        "jobs",
-        "evaluate",
-        "view",
-        "dashboard",
-        "train",
-        "worker",
-        "translate",
-        "attention_maps",
-        "table",
-        *("export", "rivals", "sheets", "contest", "probe", "growth", "bench"),
-        "launcher",
-        "plan",
-        "versions",
-        "cli",
-        "__main__",
-    ),
+    *("cli", "__main__"),
 )
 ROOMS = {
-    "wandb": {"view", "dashboard"},
-    "wandb_workspaces": {"dashboard"},
-    "hydra": {"config", "cli"},
-    "omegaconf": {"schema", "config", "cli"},
-    "pytorch_lightning": {"checkpoint", "lightning_data", "lightning_model", "callbacks", "train"},
-    "sacrebleu": {"metrics"},
-    "jinja2": {"html"},
-    "sentencepiece": {"tokenizer"},
-    "subword_nmt": {"moses_bpe"},
-    "tarfile": {"corpus"},
-    "urllib": {"download"},
-    "ctranslate2": {"export", "rivals"},
-    "transformers": {"export"},
-    "safetensors": {"export"},
+    "wandb": {"training.wandb_log", "report.wandb_workspace"},
+    "wandb_workspaces": {"report.wandb_workspace"},
+    "hydra": {"config.compose", "cli"},
+    "omegaconf": {"config.schema", "config.compose", "cli"},
+    "pytorch_lightning": {
+        *("training.checkpoint_io", "training.lightning_data", "training.lightning_model"),
+        *("training.callbacks", "training.train"),
+    },
+    "sacrebleu": {"evaluation.metrics"},
+    "jinja2": {"report.html_page"},
+    "sentencepiece": {"data.sentencepiece_bpe"},
+    "subword_nmt": {"data.moses_bpe"},
+    "tarfile": {"data.parallel_text"},
+    "urllib": {"data.download"},
+    "ctranslate2": {"evaluation.export", "bench.rivals"},
+    "transformers": {"evaluation.export"},
+    "safetensors": {"evaluation.export"},
 }
 
 
+def module_of(path: Path) -> str:
+    """The name of the module in a source file, without `aiayn.`: `paper.fast.model`."""
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+
+
+def source(module: str) -> Path:
+    """The file of a module."""
+    return SOURCE / f"{module.replace('.', '/')}.py"
+
+
+MODULES = {module_of(path) for path in SOURCE.rglob("*.py") if "plugins" not in path.parts and path.stem != "__init__"}
+PAPER = sorted(module for module in MODULES if module.startswith("paper."))
+
+
 def imports(path: Path) -> set[str]:
-    """Every module that a file imports anywhere, `aiayn.x` as it is."""
+    """Every module that a file imports anywhere, in full: `aiayn.core.storage`."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module in PACKAGES:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name for name in inside if name.removeprefix("aiayn.") in MODULES} or {node.module}
     return found
 
 
-def source(module: str) -> Path:
-    """The file of a module of MODULES."""
-    return SOURCE / f"{module.replace('.', '/')}.py"
+def ours(module: str) -> set[str]:
+    """The modules of ours that a module imports."""
+    return {name.removeprefix("aiayn.") for name in imports(source(module)) if name.startswith("aiayn.")}
 
 
-def module_of(path: Path) -> str:
-    """The name of the module in a source file, as in MODULES."""
-    return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+def upward(order: Sequence[str]) -> list[str]:
+    """The imports that point to a later package."""
+    place = {package: number for number, package in enumerate(order)}
+    top = {module: place[module.partition(".")[0]] for module in MODULES}
+    return [f"{module} imports {name}" for module in MODULES for name in ours(module) if top[name] > top[module]]
 
 
-def upward(order: tuple[str, ...]) -> list[str]:
-    return [
-        f"{module} imports {name}"
-        for place, module in enumerate(order)
-        for name in (found.removeprefix("aiayn.") for found in imports(source(module)) if found.startswith("aiayn."))
-        if name not in order[:place]
-    ]
+def test_every_module_is_in_a_package_of_three_to_nine():
+    sizes = Counter(module.rpartition(".")[0] for module in MODULES)
+    assert {*sizes, "cli", "__main__"} - {""} == {*PACKAGES, "paper.fast"}
+    assert {module for module in MODULES if "." not in module} == {"cli", "__main__"}
+    assert {package: size for package, size in sizes.items() if package and not 3 <= size <= 9} == {}
 
 
-def test_every_module_is_in_the_order():
-    files = {module_of(path) for path in SOURCE.rglob("*.py") if "plugins" not in path.parts}
-    packages = {f"aiayn.{module}".removesuffix(".__init__") for module in files if module.endswith("__init__")}
-    assert packages == PACKAGES
-    assert {module for module in files if not module.endswith("__init__")} == set(MODULES)
+def test_imports_point_downward_and_in_no_circle():
+    assert upward(PACKAGES) == []
+    assert upward(PACKAGES[::-1])  # control: the test sees an arrow that points the other way
+    list(TopologicalSorter({module: ours(module) for module in MODULES}).static_order())
+    with pytest.raises(CycleError):  # control
+        list(TopologicalSorter({module: ours(module) | {"bench.bench"} for module in MODULES}).static_order())
 
 
-def test_imports_point_one_way():
-    assert upward(MODULES) == []
-    assert upward(tuple(reversed(MODULES)))  # control: the test sees an arrow that points the other way
+def test_no_module_is_longer_than_350_lines_and_the_papers_not_than_1200_together():
+    lengths = {module: len(source(module).read_text().splitlines()) for module in MODULES}
+    assert {module: length for module, length in lengths.items() if length > 350} == {}
+    assert (
+        sum(length for module, length in lengths.items() if module.startswith("paper.") and "fast" not in module)
+        <= 1200
+    )
 
 
 def test_each_library_has_its_rooms():
@@ -168,9 +152,9 @@ def loaded(modules: list[str]) -> dict[str, set[str]]:
 
 
 def test_the_papers_modules_load_each_other_and_torch_and_without_fast_nothing_of_it():
-    found = loaded(["aiayn.batching", *(f"aiayn.paper.{module}" for module in PAPER)])
-    control = found.pop("aiayn.batching")
-    assert {"aiayn.schema", "aiayn.paper.batch"} < control
+    found = loaded(["aiayn.data.update_plan", *(f"aiayn.{module}" for module in PAPER)])
+    control = found.pop("aiayn.data.update_plan")
+    assert {"aiayn.config.schema", "aiayn.paper.batch"} < control
     assert len(found) == len(PAPER)
     for module, names in found.items():
         assert module in names
@@ -181,24 +165,28 @@ def test_the_papers_modules_load_each_other_and_torch_and_without_fast_nothing_o
 def test_the_papers_modules_import_nothing_else_later():
     """Inside of their functions, where the test above would not see it."""
     for module in PAPER:
-        tops = {name.partition(".")[0] for name in imports(source(f"paper.{module}"))}
+        tops = {name.partition(".")[0] for name in imports(source(module))}
         assert tops <= {"aiayn", "torch"} | sys.stdlib_module_names, module
     assert (
-        not {name.partition(".")[0] for name in imports(source("metrics"))} <= {"aiayn"} | sys.stdlib_module_names
+        not {name.partition(".")[0] for name in imports(source("evaluation.metrics"))}
+        <= {"aiayn"} | sys.stdlib_module_names
     )  # control
 
 
 def test_the_metrics_know_no_framework():
-    assert not {"hydra", "omegaconf", "pytorch_lightning", "wandb", "aiayn.config"} & imports(source("metrics"))
+    assert not {"hydra", "omegaconf", "pytorch_lightning", "wandb", "aiayn.config.compose"} & imports(
+        source("evaluation.metrics")
+    )
 
 
 WRITES = {"write_text", "write_bytes", "writelines", "touch", "mkdir", "unlink", "rmdir", "rename", "save", "dump"}
 WRITES |= {"symlink_to", "hardlink_to", "chmod", "tofile", "makedirs", "remove", "removedirs", "truncate", "memmap"}
 SAVED_ELSEWHERE = {
-    "checkpoint": {"torch.save"},  # into memory, then through storage
+    "checkpoint": {"torch.save", "remove"},  # into memory; its own, both through storage
+    "checkpoint_io": {"verified.save", "verified.remove"},  # through checkpoint
     "export": {"ctranslate2_spec(model, pieces).save"},  # into a folder that storage stages
     "rivals": {"tempfile"},  # a rival reads its weights from files
-    "dashboard": {"workspace(run, entity).save"},  # on the server of W&B
+    "wandb_workspace": {"workspace(run, entity).save"},  # on the server of W&B
     "signals": {"shutil"},  # only asks where a program is
     "kernels": {"shutil", "tempfile"},  # asks where the compiler is, and has it write into a temporary folder
 }
@@ -264,7 +252,7 @@ def test_a_line_that_writes_is_seen(line):  # control
 @pytest.mark.usefixtures("signals")
 def test_a_run_writes_through_storage_alone(toy_run, tmp_path):
     """What the lint cannot see: the files that this process really changes, and whose frame asks for it."""
-    from aiayn import train
+    from aiayn.training import train
 
     watching, strangers, ours = True, [], 0
 
@@ -278,7 +266,7 @@ def test_a_run_writes_through_storage_alone(toy_run, tmp_path):
         while frame is not None:
             stack.append(frame.f_code.co_filename)
             frame = frame.f_back
-        if str(SOURCE / "storage.py") in stack:
+        if str(SOURCE / "core" / "storage.py") in stack:
             ours += 1
         elif "__pycache__" not in str(arguments[0]):
             strangers.append((event, *arguments[:1]))
@@ -307,7 +295,7 @@ TESTED_AS = {
 
 
 def test_every_module_has_a_test_file_in_its_folder():
-    for module in set(MODULES) - {"__main__"} - set(TESTED_AS):
+    for module in MODULES - {"__main__"} - set(TESTED_AS):
         path = TESTS.joinpath(*module.split("."))
         assert path.with_name(f"test_{path.name}.py").exists(), module
     for module, test in TESTED_AS.items():

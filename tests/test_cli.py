@@ -15,7 +15,11 @@ from hydra.core.singleton import Singleton
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aiayn import cli, compose, corpus, folders, jobs, schema, signals, storage
+from aiayn import cli
+from aiayn.config import compose, folders, schema
+from aiayn.core import signals, storage
+from aiayn.data import parallel_text
+from aiayn.runs import jobs
 
 MANUALS = [["--help"], *([command, "--help"] for command in cli.COMMANDS)]
 
@@ -28,7 +32,7 @@ def run_main(*arguments: str) -> tuple[int, str]:
         patch.delitem(Singleton._instances, Plugins, raising=False)  # found once in a process, perhaps without ours
         patch.setenv("HYDRA_FULL_ERROR", "1")
         patch.setattr(jobs, "run_here", lambda run: 0)
-        patch.setattr("aiayn.launcher.Sweep.work_through", lambda sweep: 0)
+        patch.setattr("aiayn.sweep.launcher.Sweep.work_through", lambda sweep: 0)
         printed: list[str] = []
         patch.setattr(cli, "fail", lambda line, code=2: (printed.append(line), sys.exit(code)))
         try:
@@ -59,17 +63,17 @@ def test_every_manual_names_the_twenty_rows_the_exit_codes_and_commands_that_wor
 def test_every_example_of_the_manual_composes(tmp_path, monkeypatch):
     """Without the shell's redirections, and with files where it says `...`; sweeps of all rows have their own tests."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("aiayn.table2.main", lambda run: None)
-    monkeypatch.setattr("aiayn.translate.main", lambda run: None)
-    monkeypatch.setattr("aiayn.prepare.main", lambda run: None)
-    monkeypatch.setattr("aiayn.table.main", lambda run: None)
-    monkeypatch.setattr("aiayn.criteria.main", lambda run: None)
-    monkeypatch.setattr("aiayn.page.main", lambda run: None)
-    monkeypatch.setattr("aiayn.attention_maps.main", lambda run: None)
-    monkeypatch.setattr("aiayn.export.main", lambda run: None)
-    monkeypatch.setattr("aiayn.bench.main", lambda run: None)
-    monkeypatch.setattr("aiayn.plan.main", lambda run: None)
-    monkeypatch.setattr("aiayn.dashboard.main", lambda run: None)
+    monkeypatch.setattr("aiayn.tables.table2.main", lambda run: None)
+    monkeypatch.setattr("aiayn.evaluation.translate.main", lambda run: None)
+    monkeypatch.setattr("aiayn.data.prepare.main", lambda run: None)
+    monkeypatch.setattr("aiayn.tables.table.main", lambda run: None)
+    monkeypatch.setattr("aiayn.tables.criteria.main", lambda run: None)
+    monkeypatch.setattr("aiayn.report.html_report.main", lambda run: None)
+    monkeypatch.setattr("aiayn.report.attention_maps.main", lambda run: None)
+    monkeypatch.setattr("aiayn.evaluation.export.main", lambda run: None)
+    monkeypatch.setattr("aiayn.bench.bench.main", lambda run: None)
+    monkeypatch.setattr("aiayn.cost.plan.main", lambda run: None)
+    monkeypatch.setattr("aiayn.report.wandb_workspace.main", lambda run: None)
     rest = [f"data.{split}_{side}=x" for split in ("train", "dev", "test") for side in ("source", "target")]
     for examples in cli.EXAMPLES.values():
         for line, _ in examples:
@@ -216,7 +220,7 @@ def test_no_override_whatever_ends_in_a_traceback(tmp_path_factory, overrides):
     ("error", "code"),
     [
         (compose.ConfigError("x"), 2),
-        (corpus.DataError("x"), 4),
+        (parallel_text.DataError("x"), 4),
         (storage.StorageError("x"), 5),
         (OSError("x"), 5),
     ],

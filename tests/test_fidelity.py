@@ -11,10 +11,17 @@ import torch
 from models import BOS, DECODERS, EOS, ROUNDING, SIZES, SOURCES, VOCAB, batch, decoder, in_its_precision, pack
 from torch import Tensor, nn
 
-from aiayn import compose, evaluate, folders, material, plan, records, schema, storage, table3, train
+from aiayn.config import compose, folders, schema
+from aiayn.core import storage
+from aiayn.cost import plan
+from aiayn.evaluation import evaluate
 from aiayn.paper.fast.model import accelerate
 from aiayn.paper.layers import sinusoids, sinusoids_in_halves
 from aiayn.paper.transformer import Transformer
+from aiayn.report import contents
+from aiayn.runs import records
+from aiayn.tables import table3
+from aiayn.training import train
 
 DIFFERENCES = ("sinusoids=halves", "target_space=true", "zero_start=true", "embedding_rows=40960")
 
@@ -194,5 +201,5 @@ def test_the_released_code_has_twenty_rows_and_a_table_of_its_own(result_of, tmp
     made = {of.fidelity.name: table3.table(of, runs) for of in (run, paper)}
     assert [line.name for line in made["released_code"].lines if line.finished] == list(schema.ROWS[:3])
     assert not any(line.finished for line in made["paper"].lines)  # control
-    assert material.gather(run).table.data == "tiny.released_code"
+    assert contents.gather(run).table.data == "tiny.released_code"
     assert table3.table(compose.compose_row("fidelity=released_code", "scale=paper", "data=wmt14_en_de"), []).comparable

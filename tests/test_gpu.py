@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 from models import SIZES
-from runs import equal
 from torch import Tensor
+from trained_runs import equal
 
-from aiayn import checkpoint, compose, folders
+from aiayn.config import compose, folders
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
 from aiayn.paper.fast.model import accelerate, compile_stacks
 from aiayn.paper.transformer import Transformer
+from aiayn.runs import checkpoint
 
 pytestmark = [
     pytest.mark.gpu,

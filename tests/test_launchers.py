@@ -20,9 +20,14 @@ from lightning_fabric.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig, OmegaConf
 from one_node_slurm import PROGRAMS, is_installed, one_node_slurm
 
-from aiayn import cli, compose, folders, jobs, other_launchers, storage, train
-from aiayn.schema import Config
-from aiayn.signals import Interrupted
+from aiayn import cli
+from aiayn.config import compose, folders
+from aiayn.config.schema import Config
+from aiayn.core import storage
+from aiayn.core.signals import Interrupted
+from aiayn.runs import jobs
+from aiayn.sweep import other_launchers
+from aiayn.training import train
 
 # Two hundred updates, of which each can be the one at which a worker is killed
 ROWS = ("base", "a_h1", "b_dk16", "c_n2", "c_dff1024", "d_dropout02")
@@ -396,7 +401,7 @@ def test_a_launcher_that_is_stopped_or_fails_says_in_one_line_how_to_go_on(
         def launch(self, points: object, initial_job_idx: int) -> None:
             raise error
 
-    monkeypatch.syspath_prepend(Path(cli.__file__).with_name("plugins"))
+    monkeypatch.syspath_prepend(Path(cli.__file__).parent / "sweep" / "plugins")
     rows = import_module("hydra_plugins.aiayn").Rows(None)
     rows.launcher = Failing()
     rows.config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": name}}}})

@@ -15,9 +15,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from runs import cores
+from trained_runs import cores
 
-from aiayn import compose, folders, jobs, launcher, records, schema, storage
+from aiayn.config import compose, folders, schema
+from aiayn.core import storage
+from aiayn.runs import jobs, records
+from aiayn.sweep import launcher
 
 SEEDS = (1, 2, 3, 5)
 OUTCOMES = ("finished", "failed", "interrupted", "killed")

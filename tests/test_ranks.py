@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import equal
+from trained_runs import equal
 
-from aiayn import checkpoint, compose, devices, folders, jobs, schema, storage, train
-from aiayn.lightning_model import LightningTransformer
-from aiayn.signals import Interrupted
+from aiayn.config import compose, folders, schema
+from aiayn.core import storage
+from aiayn.core.signals import Interrupted
+from aiayn.runs import checkpoint, devices, jobs
+from aiayn.training import train
+from aiayn.training.lightning_model import LightningTransformer
 
 SABOTAGE = """
 import os, signal, sys, time

@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import equal, rows
+from trained_runs import equal, rows
 
-from aiayn import callbacks, checkpoint, compose, evaluate, jobs, schema, search, storage, train
-from aiayn.lightning_model import LightningTransformer
+from aiayn.config import compose, schema
+from aiayn.core import storage
+from aiayn.evaluation import evaluate, search
+from aiayn.runs import checkpoint, jobs
+from aiayn.training import callbacks, train
+from aiayn.training.lightning_model import LightningTransformer
 
 LAST = 11
 
@@ -203,7 +207,7 @@ SIGNALLED = {
     "in preparation": (train, "prepare", 1, 0),
     "in an update": (LightningTransformer, "training_step", 5, 5),
     "in validation": (train, "teacher_forced_nats", 2, 6),
-    "in a checkpoint": (checkpoint.VerifiedCheckpointIO, "save_checkpoint", 1, 5),
+    "in a checkpoint": (checkpoint, "save", 1, 5),
     "in decoding": (search, "beam_search", 1, LAST),
 }
 

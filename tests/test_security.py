@@ -21,9 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from aiayn import checkpoint, cli, compose, encoded, evaluate, folders, jobs, storage, train
-from aiayn.corpus import DataError
-from aiayn.schema import ConfigError
+from aiayn import cli
+from aiayn.config import compose, folders
+from aiayn.config.schema import ConfigError
+from aiayn.core import storage
+from aiayn.data import encoded
+from aiayn.data.parallel_text import DataError
+from aiayn.evaluation import evaluate
+from aiayn.runs import checkpoint, jobs
+from aiayn.training import train
 
 SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 

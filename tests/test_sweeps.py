@@ -10,8 +10,8 @@ import yaml
 from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
 
-from aiayn import compose, folders
-from aiayn.schema import ROWS, Config
+from aiayn.config import compose, folders
+from aiayn.config.schema import ROWS, Config
 
 FOLDER = Path(__file__).parents[1] / "sweeps"
 FOR_WANDB = sorted((FOLDER / "wandb").glob("*.yaml"))

@@ -1,6 +1,6 @@
 """`aiayn` and `python -m aiayn`: a signal is one line from here on, before anything that takes time is imported."""
 
-from aiayn import signals
+from aiayn.core import signals
 
 
 def main() -> None:

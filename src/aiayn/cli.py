@@ -16,7 +16,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn import compose, schema, signals, versions
+from aiayn.config import compose, schema, versions
+from aiayn.core import signals
 
 COMMANDS = {
     "prepare": "download, verify, clean, cut and encode a corpus",
@@ -33,7 +34,19 @@ COMMANDS = {
     "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, all that is there is checked",
 }
 # The modules of these names are parts
-MODULES = {"report": "page", "attention": "attention_maps"}
+MODULES = {
+    "prepare": "data.prepare",
+    "evaluate": "tables.table2",
+    "translate": "evaluation.translate",
+    "table": "tables.table",
+    "criteria": "tables.criteria",
+    "report": "report.html_report",
+    "attention": "report.attention_maps",
+    "dashboard": "report.wandb_workspace",
+    "export": "evaluation.export",
+    "bench": "bench.bench",
+    "plan": "cost.plan",
+}
 EXAMPLES = {
     "prepare": [
         ("aiayn prepare", "the embedded corpus"),
@@ -144,7 +157,7 @@ def _run(arguments: list[str]) -> None:
     refuse_foreign(rest)
     compose.register()
     # Hydra looks for plugins in packages named hydra_plugins on this path, and nowhere else.
-    sys.path.append(str(Path(__file__).with_name("plugins")))
+    sys.path.append(str(Path(__file__).parent / "sweep" / "plugins"))
     # Hydra prints its own errors over many lines and exits with 1, unless it is told not to catch them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = [f"aiayn {command}", *flags_first(rest)]
@@ -195,13 +208,14 @@ def task(command: str) -> Callable[[DictConfig], int]:
                 os.chdir(folder)  # the workers of a Ray cluster are where Ray was started
                 converted = compose.convert(composed)
                 if command == "train":
-                    from aiayn import jobs, worker
+                    from aiayn.runs import jobs
+                    from aiayn.training import worker
 
                     if "RANK" in os.environ:
                         worker.leave(worker.as_rank(converted))
 
                     sys.exit(jobs.run_here(converted))
-                import_module(f"aiayn.{MODULES.get(command, command)}").main(converted)
+                import_module(f"aiayn.{MODULES[command]}").main(converted)
         except SystemExit as exit:
             # To exit would end the process of a launcher, which has other runs to start; only submitit exits with a
             # number below 0, when it has put its job back into the queue
@@ -232,8 +246,8 @@ def one_line_errors() -> Iterator[None]:
 
 def explained(error: Exception) -> tuple[int, str]:
     """The exit code and the line for an error that a user can cause; raises any other as it is."""
-    from aiayn.corpus import DataError
-    from aiayn.storage import StorageError
+    from aiayn.core.storage import StorageError
+    from aiayn.data.parallel_text import DataError
 
     if isinstance(error, DataError):
         return 4, str(error)

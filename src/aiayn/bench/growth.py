@@ -1,0 +1,158 @@
+"""How training grows with row, sentence length and update; rows side by side; a corpus decoded."""
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from aiayn.bench.comparison import endless, synthetic_pairs
+from aiayn.bench.measurement import MEGA, Point, in_processes, measure
+from aiayn.bench.sheets import Sheet
+from aiayn.config import compose
+from aiayn.config.schema import ROWS, Config, Hardware
+from aiayn.cost import flops
+from aiayn.evaluation.evaluate import build
+from aiayn.evaluation.search import search
+
+LENGTHS = (10, 28, 60, 120)
+UPDATES = (0, 0.125, 0.25, 0.5, 1, 2)  # times training.tokens_per_update; 0: as small as sentences allow
+ROUNDS = 3  # of what is compared with each other, in turn
+WORDS, LONGEST = 37000, 256  # the paper's vocabulary; the longest sentence of WMT14 that is kept
+
+Series = dict[str, Point]
+
+
+def growth(run: Config, show: Callable[[Sheet], object]) -> dict[str, Any]:
+    """Every measurement, each table shown as soon as it is there; the numbers as plain data."""
+    gpu = run.hardware.accelerator == "gpu"
+    rows = series({name: compose.row(name, run) for name in ROWS})
+    show(sheet(f"by row, at scale {run.scale.name}", "row", rows, run))
+    lengths = series({str(length): of_length(run, length) for length in LENGTHS})
+    show(sheet("by mean length of the sentences", "tokens", lengths, run))
+    updates = series(of_updates(run))
+    hint = ["the smallest leaves the GPU idle: its ms an update are the host's time"] if gpu else []
+    show(sheet("by target tokens of an update", "tokens", updates, run, *hint))
+    measured = {"rows": rows, "lengths": lengths, "updates": updates}
+    result: dict[str, Any] = {
+        part: {name: dataclasses.asdict(point) for name, point in points.items()} for part, points in measured.items()
+    }
+    if not gpu:
+        result["side_by_side"], table = side_by_side(run)
+        show(table)
+    return result
+
+
+def series(runs: dict[str, Config]) -> Series:
+    """One point after another: in this process on a GPU, which tells its memory itself, else in a new one each."""
+    found = {}
+    for name, run in runs.items():
+        (found[name],) = [measure(run)] if run.hardware.accelerator == "gpu" else in_processes([run])
+    return found
+
+
+def of_length(run: Config, length: float) -> Config:
+    """The same run on sentences of another mean length, as long as an update can hold them."""
+    longest = min(run.training.tokens_per_update, max(run.data.max_length, round(4 * length)))
+    return dataclasses.replace(
+        run,
+        data=dataclasses.replace(run.data, max_length=longest),
+        bench=dataclasses.replace(run.bench, mean_length=min(length, longest)),
+        hardware=_holding(run, longest),
+    )
+
+
+def of_updates(run: Config) -> dict[str, Config]:
+    """The same run with other sizes of an update, none of them too small for a sentence."""
+    sizes = {max(run.data.max_length, round(factor * run.training.tokens_per_update)) for factor in UPDATES}
+    return {str(size): _of_update(run, size) for size in sorted(sizes)}
+
+
+def side_by_side(run: Config) -> tuple[dict[str, list[float]], Sheet]:
+    """Runs of one row at once, one thread each, and one after the other with all of them: which is faster here.
+
+    Gives the target tokens a second of all runs together, round by round.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    together, alone = f"{cores} at once, 1 thread each", f"one after the other, {cores} threads"
+    found: dict[str, list[float]] = {together: [], alone: []}
+    for _ in range(ROUNDS):
+        found[together].append(sum(point.rate for point in in_processes([_with_threads(run, 1)] * cores)))
+        found[alone].append(in_processes([_with_threads(run, cores)])[0].rate)
+    rates = {name: statistics.median(rounds) for name, rounds in found.items()}
+    best, other = max(rates, key=rates.__getitem__), min(rates, key=rates.__getitem__)
+    remark = f"{best} is {rates[best] / rates[other]:.2f} x as fast"
+    rows = [[name, f"{rate:,.0f}"] for name, rate in rates.items()]
+    return found, Sheet("runs of a sweep on this machine", ["", "target tok/s of all"], rows, [remark])
+
+
+def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], object]) -> dict[str, Any]:
+    """Seconds in which a corpus like newstest2013 is searched, every output as long as its source."""
+    device = "cuda" if run.hardware.accelerator == "gpu" else "cpu"
+    pairs = synthetic_pairs(dataclasses.replace(run, bench=dataclasses.replace(run.bench, mean_length=28.0)), sentences)
+    sources = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
+    model = endless(build(run, run.data.vocab_size)).to(device).eval()
+    how = dataclasses.replace(run.decoding, max_extra=0, precision="bf16" if device == "cuda" else "full")
+    seconds = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        found = search(model, [source[:-1] for source in sources], how, run.hardware)
+        seconds.append(time.perf_counter() - began)
+    tokens = sum(len(hypothesis.ids) for hypothesis in found)
+    taken = statistics.median(seconds[1:])
+    cells = [f"{sentences:,}", f"{tokens:,}", f"{taken:.2f}", f"{sentences / taken:,.0f}", f"{tokens / taken:,.0f}"]
+    title = f"a corpus like newstest2013 decoded, beam {how.beam_size}, without loading, median of {rounds} rounds"
+    show(Sheet(title, ["sentences", "tokens", "seconds", "sentences/s", "tok/s"], [cells], words=()))
+    return {"sentences": sentences, "tokens": tokens, "seconds_a_round": seconds[1:]}
+
+
+def paper_sized(run: Config) -> Config:
+    """The same row at the paper's own size, whatever the scale: what a GPU is measured on."""
+    data = dataclasses.replace(run.data, vocab_size=WORDS, max_length=LONGEST)
+    like = dataclasses.replace(run, scale=compose.rows()["base"].scale, data=data, hardware=_holding(run, LONGEST))
+    return compose.row(run.experiment, like)
+
+
+def sheet(title: str, first: str, points: Series, run: Config, *remarks: str) -> Sheet:
+    """Points as a table."""
+    gpu = run.hardware.accelerator == "gpu"
+    peak = flops.peak_of(torch.cuda.get_device_name()) if gpu else None
+    head = [first, "params M", "target tok/s", "source tok/s", "ms an update", "ms beside the step"]
+    head += ["TFLOP/s" if gpu else "GFLOP/s", *(["of the peak"] if peak else [])]
+    rows = []
+    for name, point in points.items():
+        pace = point.flops / point.seconds
+        cells = [name, f"{point.parameters / MEGA:.2f}", f"{point.rate:,.0f}"]
+        cells += [f"{point.source_tokens / point.seconds:,.0f}", f"{1000 * point.update_seconds:,.1f}"]
+        cells += [f"{1000 * point.outside_seconds / point.updates:.2f}", f"{pace / (1e12 if gpu else 1e9):.1f}"]
+        rows.append(
+            [
+                *cells,
+                *([f"{pace / flops.TERA / peak:.1%}"] if peak else []),
+                f"{point.first_seconds:.2f}",
+                f"{point.peak_mb:,.0f}",
+            ]
+        )
+    libraries = next(iter(points.values())).before_mb
+    compiled = "compiled" if run.hardware.compile else "not compiled"
+    remark = (
+        f"GPU memory that torch took; {compiled}" if gpu else f"peak of the process, {libraries:,.0f} of it libraries"
+    )
+    return Sheet(title, [*head, "first update s", "peak MB"], rows, [f"peak MB: {remark}", *remarks])
+
+
+def _of_update(run: Config, tokens: int) -> Config:
+    return dataclasses.replace(run, training=dataclasses.replace(run.training, tokens_per_update=tokens))
+
+
+def _holding(run: Config, longest: int) -> Hardware:
+    tokens = max(run.hardware.tokens_per_micro_batch, longest)
+    return dataclasses.replace(run.hardware, tokens_per_micro_batch=tokens)
+
+
+def _with_threads(run: Config, threads: int) -> Config:
+    return dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, threads=threads))

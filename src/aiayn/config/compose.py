@@ -1,0 +1,180 @@
+"""How a run comes about: `conf/`, `experiments/` and overrides become one checked, scaled Config.
+
+Nothing below a command's first line sees Hydra.
+"""
+
+import dataclasses
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from aiayn.config.schema import ROWS, Config, ConfigError, Scale, checked, in_range, nearest
+
+
+def register() -> None:
+    """Makes `experiments/` a Hydra group and `sweeps/` primary configs, without headers in the files."""
+    store = ConfigStore.instance()
+    for name, row in _read_folder("experiments").items():
+        store.store(
+            group="experiment", name=name, node={"experiment": name, **row}, package="_global_", provider="aiayn"
+        )
+    for name, sweep in _read_folder("sweeps").items():
+        store.store(name=name, node=sweep, provider="aiayn")
+
+
+def convert(composed: DictConfig) -> Config:
+    """The run that Hydra composed: merged into the schema, scaled, checked.
+
+    Raises ConfigError, one line, for an unknown key, a missing value, a wrong type or a value out of range.
+    """
+    plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
+    # In range before scaling too, which makes at least 1 of everything
+    return checked(scaled(in_range(_typed(cast(dict[str, Any], plain)))))
+
+
+def read(path: Path) -> Config:
+    """The run that a `config.yaml` in a run folder describes: scaled already, checked again.
+
+    Raises ConfigError, one line, for a file that is none of ours any more.
+    """
+    try:
+        text = path.read_bytes().decode()
+        # Aliases would let a few lines grow without bound, and no file of ours has any
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ConfigError("it holds an alias")
+        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
+        # Written resolved; what is read here must not look into this process's environment
+        if any("${" in str(value) for _, value in _flat(plain)):
+            raise ConfigError("it holds an interpolation")
+        return checked(_typed(plain))
+    except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{path} is damaged: {cause}; delete that folder, or put the file back") from error
+
+
+def to_yaml(config: Config) -> str:
+    """The text of a run folder's `config.yaml`: `read` gives the same Config back."""
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+
+
+def compose_row(*overrides: str) -> Config:
+    """The run that these overrides describe, composed without a command line."""
+    register()
+    if GlobalHydra.instance().is_initialized():
+        return convert(compose("config", list(overrides)))
+    with initialize_config_module("aiayn.conf", version_base="1.3"):
+        return convert(compose("config", list(overrides)))
+
+
+@cache
+def rows(fidelity: str = "paper") -> dict[str, Config]:
+    """The 20 rows at the paper's own scale, in the paper's order."""
+    base = compose_row("scale=paper", f"fidelity={fidelity}")
+    return {name: checked(unscaled(name, base)) for name in ROWS}
+
+
+@cache
+def scales() -> dict[str, Scale]:
+    """The scales of `conf/scale`, by name."""
+    known = _read_folder("conf", "scale")
+    structure = OmegaConf.structured(Scale)
+    own = {name: node.get("scale", node) for name, node in known.items()}  # one may bring a vocabulary beside its scale
+    return {name: cast(Scale, OmegaConf.to_object(OmegaConf.merge(structure, node))) for name, node in own.items()}
+
+
+def row(name: str, like: Config) -> Config:
+    """The row as it stands, scaled; data, scale, hardware and fidelity as in `like`. ConfigError if it is none."""
+    return checked(scaled(unscaled(name, like)))
+
+
+def scaled(config: Config) -> Config:
+    """The same row at the size of its `scale`: the only place where a factor meets a value."""
+    scale, model, training = config.scale, config.model, config.training
+
+    def times(value: int, factor: float) -> int:
+        return max(1, round(value * factor))
+
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            model,
+            num_layers=times(model.num_layers, scale.layers),
+            d_model=times(model.d_model, scale.width),
+            d_ff=times(model.d_ff, scale.width),
+            d_k=times(model.d_k, scale.width),
+            d_v=times(model.d_v, scale.width),
+        ),
+        training=dataclasses.replace(
+            training,
+            max_steps=times(training.max_steps, scale.steps),
+            warmup_steps=times(training.warmup_steps, scale.warmup),
+            tokens_per_update=times(training.tokens_per_update, scale.batch),
+            dev_every=times(training.dev_every, scale.steps),
+            checkpoint_every=times(training.checkpoint_every, scale.steps),
+            learning_rate_factor=training.learning_rate_factor * scale.learning_rate,
+        ),
+    )
+
+
+def corpus_settings(name: str) -> dict[str, Any]:
+    """The data settings of `conf/data/<name>.yaml`."""
+    return dict(_read_folder("conf", "data")[name])
+
+
+def decoded_as_its_row(config: Config) -> Config:
+    """The same run with its row's own beam search: the one that trained it, however it is decoded now."""
+    return dataclasses.replace(config, decoding=unscaled(config.experiment, config).decoding)
+
+
+def _typed(plain: dict[str, Any]) -> Config:
+    for key, value in _flat(plain):
+        if value == "???":
+            raise ConfigError(f"{key} has no value: give {key}=...")
+    try:
+        return cast(Config, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain)))
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or error.key)
+        if "not in" in str(error):
+            raise ConfigError(f"{key} is not a key of the configuration: {nearest(key)}") from error
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        found += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+    return found
+
+
+def unscaled(name: str, like: Config) -> Config:
+    """The row as the files have it, unscaled; data, scale and hardware as in `like`, and fidelity by its name."""
+    return dataclasses.replace(like, experiment=name, **_own_sections(name, like.fidelity.name))
+
+
+@cache
+def _own_sections(name: str, fidelity: str) -> dict[str, Any]:
+    known = _read_folder("conf", "fidelity")
+    chosen = {"fidelity": known.get(fidelity, known["paper"])}
+    parts = (_read_folder("conf")["config"], chosen, _read_folder("experiments")[name])
+    whole = cast(DictConfig, OmegaConf.merge(*parts))
+    own = OmegaConf.masked_copy(whole, ["model", "training", "decoding", "paper", "fidelity"])
+    typed = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), own))
+    return {str(key): OmegaConf.to_object(typed[key]) for key in own}
+
+
+@cache
+def _read_folder(folder: str, *below: str) -> dict[str, Any]:
+    files = sorted(resources.files(f"aiayn.{folder}").joinpath(*below).iterdir(), key=lambda file: file.name)
+    return {
+        file.name.removesuffix(".yaml"): OmegaConf.to_container(OmegaConf.create(file.read_text("utf-8")))
+        for file in files
+        if file.name.endswith(".yaml")
+    }

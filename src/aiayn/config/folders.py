@@ -1,0 +1,59 @@
+"""Where the files of a run, of a table and of a corpus lie: names that say what the run means."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+from aiayn.config.compose import scaled, unscaled
+from aiayn.config.schema import Config, meaning
+
+# How a folder and a table name the precision of their runs.
+PRECISIONS = {"32-true": "", "64-true": ".fp64", "bf16-mixed": ".bf16"}
+
+
+def run_folder(config: Config) -> Path:
+    """`<output>/<data>-<scale>/<row>/seed<n>`; other values than the row's own add a hash: `base+1f2e3d4c`."""
+    return sweep_folder(config) / (config.experiment + variation(config)) / f"seed{config.seed}"
+
+
+def sweep_folder(config: Config) -> Path:
+    """`<output>/<data>-<scale>`, its data with all of `setting`: where all rows of one table lie."""
+    return Path(config.output) / f"{setting(config)}-{config.scale.name}"
+
+
+def in_other_precisions(config: Config) -> str:
+    """How to ask for runs that are there, but in another precision than the one asked for; empty when none are."""
+    others = {
+        precision: dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, precision=precision))
+        for precision in PRECISIONS
+        if precision != config.hardware.precision
+    }
+    found = [f"hardware.precision={precision}" for precision, run in others.items() if sweep_folder(run).exists()]
+    return f"; there are runs with {' and '.join(found)}" if found else ""
+
+
+def corpus_name(config: Config) -> str:
+    """`data.name`, and the tokenizer behind it where it is the paper's: perplexities of two are never in one table."""
+    return config.data.name + (".paper" if config.tokenizer == "paper" else "")
+
+
+def prepared_folder(config: Config) -> Path:
+    """`<prepared>/<data>`, with the scale's selection behind it: `tiny-7words-6000pairs`."""
+    scale = config.scale
+    words = f"-{scale.max_words}words" if scale.max_words else ""
+    pairs = f"-{scale.pairs}pairs" if scale.pairs else ""
+    return Path(config.prepared) / f"{corpus_name(config)}{words}{pairs}"
+
+
+def setting(config: Config) -> str:
+    """The corpus's name; behind it fidelity and precision, where they are not the paper's and 32 bits: other tables."""
+    fidelity = "" if config.fidelity.name == "paper" else f".{config.fidelity.name}"
+    return corpus_name(config) + fidelity + PRECISIONS[config.hardware.precision]
+
+
+def variation(config: Config) -> str:
+    """Empty for a row as it stands; otherwise `+` and a hash of its own model, training, decoding or fidelity."""
+    own = meaning(scaled(unscaled(config.experiment, config)))
+    changed = {key: value for key, value in meaning(config).items() if value != own[key]}
+    return f"+{hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]}" if changed else ""

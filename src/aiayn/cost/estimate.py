@@ -1,0 +1,158 @@
+"""What a run takes: operations, time, memory and disk, from its configuration and what is known of the text."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from aiayn.config import folders
+from aiayn.config.schema import Config, ConfigError, Model
+from aiayn.cost import flops
+from aiayn.data import prepare, wmt14
+from aiayn.data.encoded import Dataset
+from aiayn.data.encoding import read
+from aiayn.evaluation.evaluate import parameters
+
+GIGA = 1e9
+# CUDA's own context and the workspaces of its matrix products
+CONTEXT_BYTES = 1.5e9
+# Weights, gradient and Adam's two moments in fp32; a checkpoint has no gradient
+STATE_BYTES, CHECKPOINT_BYTES = 16, 12
+# A line of metrics.jsonl, and W&B's own record of it
+UPDATE_BYTES = 600
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is known of the text: token-weighted mean lengths, training tokens, bytes on disk still to be written."""
+
+    source_length: float = flops.LENGTH
+    target_length: float = flops.LENGTH
+    vocab_size: int | None = None
+    target_tokens: int | None = None
+    to_write: float = 0.0
+    found: str = ""
+    complete: bool = True  # nothing is left to download
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One run and what it takes."""
+
+    name: str  # the row's, with a hash when it has overrides of its own
+    run: Config
+    parameters: int
+    flops: float
+    memory: float  # bytes on each device
+    seconds: float  # of one device
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens of the whole training, at most."""
+        return self.run.training.max_steps * self.run.training.tokens_per_update
+
+    @property
+    def checkpoint(self) -> float:
+        """Bytes of one checkpoint."""
+        return float(CHECKPOINT_BYTES * self.parameters)
+
+    @property
+    def disk(self) -> float:
+        """Bytes of the finished run folder."""
+        training = self.run.training
+        kept = min(training.keep_checkpoints, -(-training.max_steps // training.checkpoint_every))
+        return kept * self.checkpoint + UPDATE_BYTES * training.max_steps
+
+
+def estimate(run: Config, corpus: Corpus) -> Estimate:
+    """What a run takes. ConfigError for a precision of which no peak is known."""
+    hardware, training = run.hardware, run.training
+    if hardware.accelerator == "gpu" and hardware.precision != "bf16-mixed":
+        raise ConfigError(
+            f"hardware.precision={hardware.precision}: of the GPUs only the peak in bf16-mixed is known; plan with that"
+        )
+    pieces = run.fidelity.rows(corpus.vocab_size or run.data.vocab_size)
+    tokens = training.max_steps * training.tokens_per_update
+    work = flops.training_flops(run.model, pieces, tokens, tokens, corpus.source_length, corpus.target_length)
+    device = flops.device(hardware, run.plan.gpu)
+    efficiency = run.plan.efficiency or device.efficiency
+    rate = device.peak * flops.TERA * efficiency * (hardware.threads if hardware.accelerator == "cpu" else 1)
+    count = parameters(run, pieces)
+    return Estimate(
+        run.experiment + folders.variation(run), run, count, work, memory(run, count, pieces, corpus), work / rate
+    )
+
+
+def memory(run: Config, count: int, embedding_rows: int, corpus: Corpus) -> float:
+    """Bytes on each device at the widest point of a micro-batch, an estimate: padding and fragments do not count."""
+    gpu, hardware = run.hardware.accelerator == "gpu", run.hardware
+    narrow = {"bf16-mixed": 2, "32-true": 4, "64-true": 8}[hardware.precision]
+    wide = max(narrow, 4)
+    mask = 0 if hardware.compile else wide  # compiled, the backward pass computes masks again
+    tokens = min(hardware.tokens_per_micro_batch, run.training.tokens_per_update)
+    activations = saved_bytes(run.model, narrow, wide, mask, corpus) * tokens
+    states = count * STATE_BYTES * wide / 4 + (2 * count if narrow == 2 else 0)
+    # The logits of a part, once as they come and once wide, and the gradient of the embedding
+    part = min(tokens, 4096 if gpu else 512)
+    loss = part * embedding_rows * (narrow + wide) + embedding_rows * run.model.d_model * wide
+    return states + activations + loss + (CONTEXT_BYTES if gpu else 0)
+
+
+def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: Corpus) -> float:
+    """What the forward pass keeps for the backward pass, for one source and one target token.
+
+    `narrow` bytes has a number in matrix products, `wide` in sums and norms, `mask` an element of a dropout's mask.
+    """
+    d, h = model.d_model, model.num_heads
+    keys_and_values = h * (model.d_k + model.d_v)
+    dropout = mask * d if model.dropout else 0
+    norm = wide * (d + 2) + dropout
+    feed_forward = narrow * (d + model.d_ff) + norm
+
+    def attention(length: float) -> float:
+        """The heads' input, queries, keys and values, weights, the heads, and the norm."""
+        return narrow * (d + h * (model.d_k + length + model.d_v)) + norm
+
+    encoder = attention(corpus.source_length) + narrow * keys_and_values + feed_forward
+    decoder = attention(corpus.target_length) + narrow * keys_and_values + feed_forward
+    to_memory = attention(corpus.source_length) + narrow * keys_and_values
+    # Each layer makes its own narrow copy of the encoder's output
+    memory = narrow * d * (model.num_layers if narrow < wide else 1)
+    embeddings, loss = 2 * dropout, narrow * d
+    return model.num_layers * (encoder + decoder + to_memory) + memory + embeddings + loss
+
+
+def corpus_of(run: Config) -> Corpus:
+    """The corpus, every byte that is there checked: prepared, or still the text alone, or what is downloaded of it.
+
+    Raises ConfigError for text that cannot be had, DataError for text or prepared data that is damaged.
+    """
+    if (folders.prepared_folder(run) / "manifest.json").exists():
+        return _prepared(prepare.prepare(run, lambda message: None))
+    prepare.check(run)
+    remote = prepare.downloaded(run.data)
+    if remote:
+        folder = prepare.archives(run)
+        absent = wmt14.missing(remote, folder)
+        there = [archive for archive in remote.archives if archive.name not in absent]
+        wmt14.check(there, folder, lambda message: None, brought=bool(run.data.source))
+        to_come, encoded = wmt14.needed(remote, folder)
+        state = f"{to_come / GIGA:.1f} GB to download" if absent else "every archive as its SHA-256 says"
+        found = f"about {remote.pairs:,} pairs, {state}; not prepared yet: lengths are assumed"
+        return Corpus(to_write=to_come + encoded, found=found, complete=not absent)
+    counts, characters = [], 0
+    for split, parts in prepare.sources(run.data).items():
+        dropped, lines = Counter[str](), 0
+        for source, target in read(split, parts, prepare.selection(run.scale), dropped):
+            lines += 1
+            characters += len(source) + len(target)
+        left = f" ({dropped.total():,} dropped)" if dropped else ""
+        counts.append(f"{split} {lines:,} pairs{left}")
+    # Ids of 2 bytes for pieces of 4 characters or so
+    return Corpus(to_write=characters / 2, found=f"{', '.join(counts)}; not prepared yet: lengths are assumed")
+
+
+def _prepared(dataset: Dataset) -> Corpus:
+    pairs = dataset.pairs("train")
+    source_length, target_length = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
+    counts = ", ".join(f"{split} {part['kept']:,} pairs" for split, part in dataset.manifest["splits"].items())
+    found = f"{counts}; prepared, every file as its SHA-256 says"
+    return Corpus(source_length, target_length, dataset.tokenizer.vocab_size, len(pairs.target_ids), 0.0, found)

@@ -1,0 +1,74 @@
+"""What training computes, in floating-point operations, and what one device computes in a second."""
+
+from dataclasses import dataclass
+
+from aiayn.config.schema import Hardware, Model
+from aiayn.data.encoded import Lengths
+
+# The token-weighted mean length of WMT14's sentences, 28 pieces each on average: what counts in attention
+LENGTH = 40.0
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or a core of a CPU: peak in TFLOP/s, memory in GB, and the share of the peak that training sustains."""
+
+    peak: float
+    memory: float | None
+    efficiency: float
+    basis: str  # where the efficiency comes from
+
+
+_PUBLISHED = "assumed: what big reached on A100s in MLPerf v0.7, for every row"
+# Dense bf16 products summed in fp32, and memory, as the makers' data sheets have them
+GPUS = {
+    "a100": Device(312.0, 80.0, 0.41, _PUBLISHED),
+    "h100": Device(989.4, 80.0, 0.41, _PUBLISHED),
+    "h200": Device(989.4, 141.0, 0.41, _PUBLISHED),
+    "b200": Device(2250.0, 180.0, 0.41, _PUBLISHED),
+    "l40s": Device(362.0, 48.0, 0.41, _PUBLISHED),
+    "rtx4090": Device(165.2, 24.0, 0.41, _PUBLISHED),
+}
+# fp32 on one core with AVX-512 at 2.6 GHz: two units of 16 lanes, each multiplies and adds
+CORE = Device(0.166, None, 0.45, "measured: 75 GFLOP/s, base at scale mini on one core of an AMD EPYC")
+
+
+def training_flops(
+    model: Model, embedding_rows: int, source_tokens: float, target_tokens: float, source_length: float, length: float
+) -> float:
+    """Forward and backward, nothing computed twice: a multiplication and an addition are 2, softmax included.
+
+    The two lengths are the token-weighted mean lengths of source and target sentences. Of masked self-attention only
+    the half that is not masked counts; norms, dropout, biases and the optimiser do not.
+    """
+    d, h = model.d_model, model.num_heads
+    keys_and_values = h * (model.d_k + model.d_v)
+    attention, feed_forward = 2 * d * keys_and_values, 2 * d * model.d_ff  # weights, as many products a token
+    # Queries and output belong to the target, keys and values of attention to the encoder to the source
+    source = attention + feed_forward + d * keys_and_values + keys_and_values * source_length
+    target = attention + feed_forward + d * keys_and_values + keys_and_values * (length / 2 + source_length)
+    layers = model.num_layers * (source * source_tokens + target * target_tokens)
+    return 6.0 * (layers + embedding_rows * d * target_tokens)
+
+
+def weighted_length(lengths: Lengths) -> float:
+    """The mean length of the sentence that a token stands in: what counts in attention."""
+    sums = [(int((part * part).sum()), int(part.sum())) for part in lengths.parts()]
+    squares, tokens = map(sum, zip(*sums, strict=True))
+    return squares / tokens
+
+
+def device(hardware: Hardware, gpu: str) -> Device:
+    """What a run computes on: the GPU of that name, or a core."""
+    return GPUS[gpu] if hardware.accelerator == "gpu" else CORE
+
+
+def peak_of(name: str) -> float | None:
+    """The peak in TFLOP/s of the GPU that a driver names so; None where its kind is not known."""
+    return next((gpu.peak for kind, gpu in GPUS.items() if kind in name.lower().replace(" ", "")), None)
+
+
+def power(flops: float) -> str:
+    """Operations as Table 2 has them: 3.3e18."""
+    return f"{flops:.2e}".replace("e+", "e")

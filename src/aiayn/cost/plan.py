@@ -1,0 +1,172 @@
+"""`aiayn plan`: what a run or the whole table takes, and everything that would stop it later; nothing is trained."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tabulate import tabulate
+
+from aiayn.config import compose, folders
+from aiayn.config.schema import ROWS, Config, ConfigError
+from aiayn.core.storage import disk_of, free_bytes
+from aiayn.cost import flops, schedule
+from aiayn.cost.estimate import GIGA, Corpus, Estimate, corpus_of, estimate
+from aiayn.cost.schedule import Turn
+from aiayn.data.parallel_text import DataError
+from aiayn.runs import devices, jobs
+
+
+def rows(run: Config) -> list[Config]:
+    """The 20 rows with data, scale, hardware and fidelity of `run`; only `run` when it has overrides of its own."""
+    if folders.variation(run):
+        return [run]
+    return [compose.row(name, run) for name in ROWS]
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk that is to be written to: the keys that name it, and bytes, needed and free."""
+
+    keys: str
+    needed: float
+    free: int
+
+
+def disks(planned: list[Estimate], corpus: Corpus, available: int) -> list[Disk]:
+    """That of the runs and that of the corpus, which may be one.
+
+    Runs take what they keep when finished, and one checkpoint more of each that is at work.
+    """
+    left = [row for row in planned if not jobs.is_finished(row.run)]
+    being_written = sorted((row.checkpoint for row in left), reverse=True)[:available]
+    runs = sum(row.disk for row in left) + sum(being_written)
+    run = planned[0].run
+    output, prepared = Path(run.output), Path(run.prepared)
+    keys = f"output={run.output}", f"prepared={run.prepared}"
+    if disk_of(output) == disk_of(prepared):
+        return [Disk(" and ".join(keys), runs + corpus.to_write, free_bytes(output))]
+    return [Disk(keys[0], runs, free_bytes(output)), Disk(keys[1], corpus.to_write, free_bytes(prepared))]
+
+
+def refusals(planned: list[Estimate], written: list[Disk]) -> list[str]:
+    """Everything that would stop a run later: folders of other runs, too little memory, too little disk."""
+    found = []
+    for row in planned:
+        try:
+            jobs.check_folder(row.run)
+        except ConfigError as error:
+            found.append(str(error))
+        limit = flops.device(row.run.hardware, row.run.plan.gpu).memory
+        if limit and row.memory > limit * GIGA:
+            found.append(
+                f"hardware.tokens_per_micro_batch={row.run.hardware.tokens_per_micro_batch}: {row.name} takes about"
+                f" {row.memory / GIGA:.1f} GB, a {row.run.plan.gpu} has {limit:g}; lower it"
+            )
+    for disk in written:
+        if disk.needed > disk.free:
+            fewer = ", or lower training.keep_checkpoints" if disk.keys.startswith("output") else ""
+            found.append(
+                f"{disk.keys}: about {disk.needed / GIGA:.1f} GB are to be written and {disk.free / GIGA:.1f} are free"
+                f" there; give a larger disk{fewer}"
+            )
+    return found
+
+
+def main(run: Config) -> None:
+    """Prints the plan, then raises what stands in its way: ConfigError, or DataError for damaged text."""
+    failure: ConfigError | DataError | None = None
+    try:
+        corpus = corpus_of(run)
+    except (ConfigError, DataError) as error:
+        failure, corpus = error, Corpus(found=f"REFUSED: {error}")
+    planned = [estimate(row, corpus) for row in rows(run)]
+    hardware = run.hardware
+    available = run.plan.gpus if hardware.accelerator == "gpu" else len(devices.names(hardware))
+    if hardware.devices > available:
+        raise ConfigError(f"plan.gpus={available}: must be at least hardware.devices={hardware.devices}")
+    most = schedule.most_of_one(hardware, available)
+    turns = schedule.best_schedule(planned, hardware.devices, most, available)
+    written = disks(planned, corpus, available)
+    print("\n".join(text(planned, turns, corpus, available, written)))
+    refused = refusals(planned, written)
+    for line in refused:
+        print(f"REFUSED: {line}")
+    if failure:
+        raise failure
+    if refused:
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        raise ConfigError(refused[0] + more)
+    print(f"Nothing stands in the way: {checked(run, corpus)}.")
+
+
+def checked(run: Config, corpus: Corpus) -> str:
+    """What has been checked, and what could not be."""
+    known, unknown = ["configuration"], ""
+    if corpus.complete:
+        known.append("data")
+    else:
+        unknown += "; the data is not, it is still to be downloaded"
+    if flops.device(run.hardware, run.plan.gpu).memory:
+        known.append("memory")
+    else:
+        unknown += "; memory is not, on a CPU"
+    return f"{', '.join(known)} and disk are checked{unknown}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, or minutes for less than two of them."""
+    return f"{seconds / 3600:,.1f} h" if seconds >= 7200 else f"{seconds / 60:.1f} min"
+
+
+def text(
+    planned: list[Estimate], turns: list[Turn[Estimate]], corpus: Corpus, available: int, written: list[Disk]
+) -> list[str]:
+    """The plan as lines."""
+    run = planned[0].run
+    device, of = flops.device(run.hardware, run.plan.gpu), run.hardware.accelerator
+    unit = run.plan.gpu if of == "gpu" else "CPU core"
+    basis = f"{run.plan.efficiency:.0%}, given" if run.plan.efficiency else f"{device.efficiency:.0%}, {device.basis}"
+    price = run.plan.price_per_hour
+    shared = {turn.row.name: len(turn.devices) for turn in turns}
+    head = ["row", "params M", "FLOP", "steps", "tokens M", "GB", "devices", "on one", "on all"]
+    head += ["cost"] if price is not None else []
+    lines = []
+    for row in planned:
+        cells = [row.name, f"{row.parameters / 1e6:.2f}", flops.power(row.flops), f"{row.run.training.max_steps:,}"]
+        cells += [f"{row.tokens / 1e6:,.1f}", f"{row.memory / GIGA:.2f}", str(shared[row.name])]
+        cells += [duration(row.seconds), duration(row.seconds / shared[row.name])]
+        lines.append(cells + ([f"{row.seconds / 3600 * price:,.2f}"] if price is not None else []))
+    total = sum(row.seconds for row in planned)
+    whole = ["all", "", flops.power(sum(row.flops for row in planned)), ""]
+    whole += [
+        f"{sum(row.tokens for row in planned) / 1e6:,.1f}",
+        "",
+        "",
+        duration(total),
+        duration(schedule.length(turns)),
+    ]
+    lines.append(whole + ([f"{total / 3600 * price:,.2f}"] if price is not None else []))
+    align = ["left", *["right"] * (len(head) - 1)]
+    table = tabulate([head, *lines], tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
+    data = folders.setting(run)
+    known = "of the prepared corpus" if corpus.vocab_size else "assumed"
+    epochs = f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of base" if corpus.target_tokens else ""
+    queues: list[list[str]] = [[] for _ in range(available)]
+    for turn in turns:
+        for number in turn.devices:
+            queues[number].append(f"{turn.row.name} until {duration(turn.end)}")
+    return [
+        f"Plan at scale {run.scale.name} on {data}: {len(planned)} rows, one seed each, nothing is trained",
+        *table,
+        f"{available} x {unit}: peak {device.peak:g} TFLOP/s, of which training sustains {basis}.",
+        f"Lengths {known}: {corpus.source_length:.1f} source and {corpus.target_length:.1f} target tokens,"
+        f" weighted by tokens{epochs}.",
+        "GB: on each device, estimated. Left out: evaluation, start-up, what devices that share a row tell each other.",
+        *(["Cost: give plan.price_per_hour of one device."] if price is None else []),
+        *(
+            f"Disk: {disk.needed / GIGA:.2f} GB to be written, {disk.free / GIGA:.1f} GB free for {disk.keys}."
+            for disk in written
+        ),
+        f"Data: {corpus.found}.",
+        "Schedule, longest first, as a sweep on one machine with these devices works through it:",
+        *(f"  {unit} {number}: {', '.join(queue) or 'idle'}" for number, queue in enumerate(queues)),
+    ]

@@ -1,0 +1,1 @@
+"""From parallel text to updates: downloads, tokenizers, the encoded corpus, the sentences of each update."""

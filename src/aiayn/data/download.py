@@ -1,0 +1,232 @@
+"""Files from the web: resumed where they broke off, and known by size and SHA-256 before they get their name."""
+
+import hashlib
+import http.client
+import queue
+import shlex
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiayn.core import storage
+from aiayn.data.parallel_text import DataError
+
+ATTEMPTS = 8
+"""How often one command asks for a file; what came before stays, so that each goes on where the last broke off."""
+
+FIRST_PAUSE_SECONDS = 1.0
+"""Before the second attempt; twice as long before each further one."""
+
+TIMEOUT_SECONDS = 60.0
+
+_BLOCK = 2**18
+# Answers that may be another one in a minute; every other error of a server is its last word
+_PASSING = {408, 425, 429, *range(500, 600)}
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file on a server: where, how many bytes, and which."""
+
+    url: str
+    size: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """Its name in a folder of ours."""
+        return self.url.rpartition("/")[2]
+
+
+class Unavailable(DataError):
+    """The server does not give a file: it refuses, is not to be reached, or breaks off again and again."""
+
+
+class _BrokenOff(Exception):
+    """An attempt that failed for a reason that may pass."""
+
+
+class _Unreached(_BrokenOff):
+    """One in which the server did not answer."""
+
+
+def fetch(
+    remote: Remote,
+    folder: Path,
+    received: Callable[[int], None],
+    tell: Callable[[str], None] = lambda message: None,
+) -> Path:
+    """The file in `folder`, whole; `received` hears how many bytes are there. What is there already is not asked for.
+
+    `tell` hears why an attempt failed and when the next one is. Raises DataError with both sizes and both SHA-256 when
+    something else came, Unavailable when the server does not give it.
+    """
+    path, partial = folder / remote.name, partial_path(remote, folder)
+    if path.exists():
+        return path
+    failed: list[_BrokenOff] = []
+    while len(failed) < ATTEMPTS:
+        try:
+            _receive(remote, partial, received)
+            break
+        except _BrokenOff as error:
+            failed.append(error)
+            if len(failed) < ATTEMPTS:
+                pause = FIRST_PAUSE_SECONDS * 2 ** (len(failed) - 1)
+                tell(f"attempt {len(failed) + 1} of {ATTEMPTS} in {pause:.0f} s: {remote.url}: {error}")
+                time.sleep(pause)
+    else:
+        reached = any(not isinstance(error, _Unreached) for error in failed)
+        what = f"broke off {ATTEMPTS} times" if reached else f"could not be reached in {ATTEMPTS} attempts"
+        again = "what came is kept, and the same command goes on from there" if partial.exists() else "try again later"
+        raise Unavailable(f"{remote.url} {what}, the last time with: {failed[-1]}; {again}")
+    size, sha256 = partial.stat().st_size, storage.sha256(partial)
+    if (size, sha256) != (remote.size, remote.sha256):
+        storage.remove(partial)
+        raise _refusal(remote, remote.url, f"{size} bytes with SHA-256 {sha256}")
+    storage.adopt(partial, path)
+    return path
+
+
+def check(remote: Remote, path: Path, *, brought: bool) -> None:
+    """DataError with both sizes and both SHA-256 when `path` is not that file, and the remedy.
+
+    What was `brought` by hand is to be replaced; anything else comes again once it is removed.
+    """
+    try:
+        size, sha256 = path.stat().st_size, storage.sha256(path)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if (size, sha256) != (remote.size, remote.sha256):
+        removed = f"remove it with `rm {shlex.quote(str(path))}` and give the same command again"
+        remedy = f"replace it by {remote.url}" if brought else removed
+        raise _refusal(remote, str(path), f"{size} bytes with SHA-256 {sha256}", f"; {remedy}")
+
+
+def missing_bytes(remote: Remote, folder: Path) -> int:
+    """What is still to be asked for."""
+    if (folder / remote.name).exists():
+        return 0
+    partial = partial_path(remote, folder)
+    return remote.size - (partial.stat().st_size if partial.exists() else 0)
+
+
+def partial_path(remote: Remote, folder: Path) -> Path:
+    """Where a file lies until it is whole."""
+    return folder / f".{remote.name}.part"
+
+
+def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> None:
+    """Asks once for what is missing and appends it; _BrokenOff when less came than was promised."""
+    start = partial.stat().st_size if partial.exists() else 0
+    if start >= remote.size:
+        return
+    headers = {"User-Agent": "aiayn", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    try:
+        with _asked(urllib.request.Request(remote.url, headers=headers)) as (answer, blocks):
+            _append(remote, partial, start, answer, blocks, received)
+    except urllib.error.HTTPError as error:
+        said = f"{error.code} {error.reason}"
+        error.close()
+        if error.code == 416:  # the server holds less than we have: ours cannot be the beginning of its file
+            storage.remove(partial)
+        elif error.code not in _PASSING:
+            raise Unavailable(f"{remote.url}: the server answers {said}") from error
+        raise _BrokenOff(said) from error
+    except urllib.error.URLError as error:
+        raise _Unreached(_cause(error.reason)) from error
+    except (OSError, http.client.HTTPException) as error:  # of the network: storage has its own
+        raise _BrokenOff(_cause(error)) from error
+
+
+@contextmanager
+def _asked(request: urllib.request.Request) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
+    """The server's answer and its blocks, got by a thread: no signal interrupts the lookup of a host's name."""
+    got: queue.Queue[Any] = queue.Queue(2)  # the answer, its blocks, an empty one or an error
+    left = threading.Event()
+
+    def get() -> None:
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+                got.put(answer)
+                block = b"more"
+                while block and not left.is_set():
+                    block = answer.read1(_BLOCK)
+                    got.put(block)
+        except Exception as error:
+            got.put(error)
+
+    def following() -> Any:
+        item = got.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    threading.Thread(target=get, daemon=True).start()
+    try:
+        yield following(), iter(following, b"")
+    finally:
+        left.set()
+        with suppress(queue.Empty):  # else the thread could wait for room for ever
+            while True:
+                got.get_nowait()
+
+
+def _append(
+    remote: Remote,
+    partial: Path,
+    start: int,
+    answer: http.client.HTTPResponse,
+    blocks: Iterator[bytes],
+    received: Callable[[int], None],
+) -> None:
+    length = answer.headers.get("Content-Length")
+    if answer.status == 206:
+        first, _, total = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+        if first.partition("-")[0] != str(start):
+            storage.remove(partial)
+            raise _BrokenOff(f"asked for the bytes from {start}, the server sends {first or 'others'}")
+    else:
+        start, total = 0, length or "*"
+    if total not in ("*", str(remote.size)):
+        # Something else, an error page perhaps: what came before stays as it is
+        raise _refusal(remote, remote.url, _measured(answer, blocks, remote.size))
+    if start == 0:
+        storage.remove(partial)
+    there = start
+    with storage.appending(partial) as file:
+        for block in blocks:
+            storage.append_bytes(file, partial, block)
+            there += len(block)
+            received(there)
+            if there > remote.size:
+                break
+    if there < (remote.size if length is None else start + int(length)):
+        raise _BrokenOff(f"the connection ended after {there} of {remote.size} bytes")
+
+
+def _measured(answer: http.client.HTTPResponse, blocks: Iterator[bytes], most: int) -> str:
+    digest, size = hashlib.sha256(), 0
+    for block in blocks:
+        digest.update(block)
+        size += len(block)
+        if size > most:
+            break
+    kind = answer.headers.get_content_type()
+    return f"{size} bytes" + (f" with SHA-256 {digest.hexdigest()}, {kind}" if size <= most else " and more")
+
+
+def _cause(error: BaseException | str) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _refusal(remote: Remote, where: str, found: str, remedy: str = "") -> DataError:
+    return DataError(f"{where}: {found}; expected {remote.size} bytes with SHA-256 {remote.sha256}{remedy}")

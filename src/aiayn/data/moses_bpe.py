@@ -1,0 +1,139 @@
+"""The released code's own kind of vocabulary: Moses tokens of both languages, cut by one list of byte-pair merges."""
+
+import contextlib
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sacremoses
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
+
+from aiayn.config.schema import ConfigError
+from aiayn.core import storage
+from aiayn.core.process_pool import in_order
+from aiayn.data.parallel_text import Pair, Side, in_chunks
+from aiayn.data.sentencepiece_bpe import UNK, Tokenizer, forget_rarest
+
+# Paper: "about 37000 tokens" are 32K merges and the characters of the released code's corpus
+MERGES = 32_000
+MAX_LETTERS = 7_000_000
+"""Letters of the words that merges are learned from, the most frequent words first: half a million words or so."""
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # by their ids; Moses escapes the angle brackets of text
+_CUT = "@@"
+_PAIRS_AT_ONCE = 16_384
+_MAX_PROCESSES = 8
+_MAX_CACHED_WORDS = 2**17
+
+
+class MosesBpe:
+    """A learned vocabulary: lines of either language to token ids, and ids to detokenised text of the target language.
+
+    Text comes back as Moses puts it together: not exactly. A literal `@@` at a word's end is taken for a cut.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self.path = model
+        read: dict[str, Any] = json.loads(model.read_bytes())
+        self._languages: dict[Side, str] = read["languages"]
+        self._bpe = BPE(io.StringIO("\n".join(["#version: 0.2", *read["merges"]]), newline="\n"))
+        self.pieces: list[str] = [*SPECIAL, *read["pieces"]]
+        """The text of each token id; one that ends with `@@` goes on in the next."""
+        self._ids = {piece: number for number, piece in enumerate(self.pieces)}
+        self.vocab_size = len(self.pieces)
+
+    def encode(self, lines: Sequence[str], side: Side = "source") -> list[npt.NDArray[np.int32]]:
+        """The token ids of each line, without special tokens; a piece never seen in learning becomes UNK."""
+        moses = _moses(self._languages[side])
+        if len(self._bpe.cache) > _MAX_CACHED_WORDS:
+            self._bpe.cache.clear()
+        cut = (self._bpe.segment_tokens(moses.tokenize(line)) for line in lines)
+        return [np.array([self._ids.get(piece, UNK) for piece in pieces], np.int32) for pieces in cut]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047.
+
+        Ids that are no piece are silent too: a model may have more embedding rows than there are pieces.
+        """
+        detokenizer = _detokenizer(self._languages["target"])
+        return [detokenizer.detokenize(self._words(sentence)) for sentence in ids]
+
+    def _words(self, ids: Sequence[int]) -> list[str]:
+        known = (token for token in ids if token == UNK or len(SPECIAL) <= token < self.vocab_size)
+        pieces = ("\u2047" if token == UNK else self.pieces[token] for token in known)
+        return " ".join(pieces).replace(f"{_CUT} ", "").removesuffix(_CUT).split()
+
+
+def load(model: Path) -> Tokenizer | MosesBpe:
+    """The tokenizer in a file, of whichever kind."""
+    with model.open("rb") as file:
+        return MosesBpe(model) if file.read(1) == b"{" else Tokenizer(model)
+
+
+def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> None:
+    """Learns up to MERGES merges from both sides into the file `model`; the same pairs give the same bytes.
+
+    Raises ConfigError when nothing in the text is seen twice.
+    """
+    words: Counter[str] = Counter()
+    chunks = in_chunks(pairs, _PAIRS_AT_ONCE)
+    for counted in in_order(partial(partial, _count, languages), chunks, _MAX_PROCESSES):
+        words.update(counted)
+        forget_rarest(words)
+    # In an order of our own: subword-nmt breaks ties by it
+    counts = sorted(words.items(), key=lambda word: (-word[1], word[0]))
+    del words
+    # subword-nmt's tables take 140 bytes a letter, and its time grows with them
+    letters = accumulate(len(word) for word, _ in counts)
+    frequent = [word for word, total in zip(counts, letters, strict=True) if total <= MAX_LETTERS]
+    written = io.StringIO(newline="\n")
+    if any(len(word) > 1 for word, _ in frequent):
+        text = io.StringIO("".join(f"{word} {count}\n" for word, count in frequent), newline="\n")
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress
+            learn_bpe(text, written, MERGES, is_dict=True)
+    merges = written.getvalue().split("\n")[1:-1]
+    if not merges:
+        raise ConfigError(
+            "tokenizer=paper: no two letters stand together twice in this text: use tokenizer=sentencepiece"
+        )
+    bpe = BPE(io.StringIO("\n".join(["#version: 0.2", *merges]), newline="\n"))
+    pieces: Counter[str] = Counter()
+    for word, count in counts:
+        for piece in bpe.segment_tokens([word]):
+            pieces[piece] += count
+        if len(bpe.cache) > _MAX_CACHED_WORDS:
+            bpe.cache.clear()
+    storage.write_json(
+        model,
+        {
+            "languages": dict(zip(("source", "target"), languages, strict=True)),
+            "merges": merges,
+            "pieces": sorted(pieces, key=lambda piece: (-pieces[piece], piece)),
+        },
+    )
+
+
+def _count(languages: tuple[str, str], pairs: list[Pair]) -> Counter[str]:
+    return Counter(
+        word
+        for side, language in enumerate(languages)
+        for pair in pairs
+        for word in _moses(language).tokenize(pair[side])
+    )
+
+
+@cache
+def _moses(language: str) -> sacremoses.MosesTokenizer:
+    return sacremoses.MosesTokenizer(lang=language)
+
+
+@cache
+def _detokenizer(language: str) -> sacremoses.MosesDetokenizer:
+    return sacremoses.MosesDetokenizer(lang=language)

@@ -1,0 +1,224 @@
+"""Parallel text, one sentence a line: in files or inside archives, read byte by byte and paired strictly."""
+
+import codecs
+import gzip
+import html
+import lzma
+import re
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from itertools import zip_longest
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
+
+from aiayn.core import storage
+
+Pair = tuple[str, str]
+"""A source sentence and its translation."""
+
+
+class DataError(ValueError):
+    """Text or prepared data is not what it has to be: the message names the file, what is wrong and the remedy."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file inside a tar archive, read as a stream where it lies: nothing is extracted, no name becomes a path."""
+
+    archive: Path
+    name: str
+
+    @property
+    def suffix(self) -> str:
+        """What says how it is packed: `.gz`."""
+        return PurePosixPath(self.name).suffix
+
+    def __str__(self) -> str:
+        return f"{self.archive}: {self.name}"
+
+
+@dataclass(frozen=True)
+class Files:
+    """Two sides: line n of `target` translates line n of `source`; plain, .gz, .xz, or segments of an .sgm."""
+
+    source: Path | Member
+    target: Path | Member
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of a corpus that is used; 0 stands for all."""
+
+    max_words: int = 0  # between white space, on either side
+    pairs: int = 0  # the first so many of those that `max_words` leaves
+
+
+ALL = Selection()
+
+OVER_MAX_WORDS, BEYOND_PAIRS = "over max_words", "beyond pairs"
+
+Split = Literal["train", "dev", "test"]
+Side = Literal["source", "target"]
+Text = Mapping[Split, Sequence[Files]]
+"""Each split, its parts one after the other."""
+
+LONGEST_LINE = 2**24
+"""Bytes of a line, its end included: a small compressed file can hold one that no memory does."""
+
+LARGEST_ARCHIVE = 2**35
+"""Bytes up to the end of a member, unpacked: far above any archive of WMT's, far below what a bomb unpacks to."""
+
+CHARACTERS_AT_ONCE = 2**23
+"""Characters of pairs that are in memory together, or those of one pair more."""
+
+_TINY = Path(str(resources.files("aiayn.data"))) / "tiny"
+
+EMBEDDED = {split: Files(_TINY / f"{split}.en.xz", _TINY / f"{split}.de.xz") for split in ("train", "dev", "test")}
+"""English to German sentences of the Home Assistant user interface, part of the package."""
+
+
+def read_lines(path: Path | Member) -> Iterator[bytes]:
+    """The lines of a file, without their ends: only a line feed ends a line, or both bytes of a CRLF.
+
+    A UTF-8 byte order mark is left out; of an .sgm, the lines are its segments as sacrebleu cleans them, entities
+    resolved. Raises DataError for a file that is missing, damaged, UTF-16 or no text.
+    """
+    lines = _raw_lines(path)
+    return _segments(path, lines) if path.suffix == ".sgm" else lines
+
+
+def _raw_lines(path: Path | Member) -> Iterator[bytes]:
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b"")):
+                if len(line) > LONGEST_LINE:
+                    raise DataError(f"{path}, line {number + 1}: more than {LONGEST_LINE} bytes, which is no sentence")
+                if number == 0:
+                    if _is_utf_16(line):
+                        raise DataError(f"{path} is UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`")
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+
+
+def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
+    """The sentence pairs of two files, in order; lines read = pairs given + pairs counted in `dropped` by reason.
+
+    Pairs with an empty side or with invalid UTF-8 are dropped; where nothing may be dropped (`dropped` is None: dev and
+    test), empty sentences stay and invalid UTF-8 raises DataError. Different numbers of lines always do, at the end.
+    """
+    source_lines = target_lines = 0
+    for source, target in zip_longest(read_lines(files.source), read_lines(files.target)):
+        source_lines += source is not None
+        target_lines += target is not None
+        if source is None or target is None:
+            continue
+        try:
+            pair = source.decode(), target.decode()
+        except UnicodeDecodeError as error:
+            if dropped is None:
+                raise DataError(f"{files.source} or {files.target}, line {source_lines}: {error}") from error
+            dropped["invalid UTF-8"] += 1
+            continue
+        if dropped is not None and not (pair[0].strip() and pair[1].strip()):
+            dropped["empty"] += 1
+            continue
+        yield pair
+    if source_lines != target_lines:
+        raise DataError(
+            f"{files.source} has {source_lines} lines, {files.target} has {target_lines}: line n must translate line n"
+        )
+
+
+def select(pairs: Iterable[Pair], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:
+    """The pairs of the selection; the others are read, too, and counted in `dropped` by reason."""
+    kept = 0
+    for pair in pairs:
+        if selection.max_words and max(len(side.split()) for side in pair) > selection.max_words:
+            dropped[OVER_MAX_WORDS] += 1
+        elif selection.pairs and kept == selection.pairs:
+            dropped[BEYOND_PAIRS] += 1
+        else:
+            kept += 1
+            yield pair
+
+
+def in_chunks(pairs: Iterator[Pair], most: int) -> Iterator[list[Pair]]:
+    """The pairs in lists of at most `most`, and fewer where lines are long."""
+    chunk: list[Pair] = []
+    characters = 0
+    for pair in pairs:
+        chunk.append(pair)
+        characters += len(pair[0]) + len(pair[1])
+        if len(chunk) == most or characters >= CHARACTERS_AT_ONCE:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def fingerprints(splits: Text) -> dict[str, str]:
+    """The SHA-256 of each side of each split, by its name; raises DataError for a file that cannot be read."""
+    try:
+        return {
+            f"{split}.{side}": storage.sha256(path)
+            for split, (files,) in splits.items()
+            for side, path in (("source", files.source), ("target", files.target))
+            if isinstance(path, Path)
+        }
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _is_utf_16(line: bytes) -> bool:
+    """True for a byte order mark of UTF-16, or for ASCII text in it: two characters or more, every second byte zero."""
+    text = line.removesuffix(b"\n")
+    ascii_in_utf_16 = len(text) >= 4 and any(text) and not (any(text[::2]) and any(text[1::2]))
+    return line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or ascii_in_utf_16
+
+
+def _segments(path: Path | Member, lines: Iterator[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        if line.startswith(b"<seg "):
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}: {error}") from error
+            # As sacrebleu reads these files; it leaves the entities
+            text = re.sub(r"\s+", " ", re.sub(r"<seg.*?>(.*)</seg>.*?", "\\1", text).strip())
+            yield html.unescape(text).replace("\n", " ").encode()
+
+
+@contextmanager
+def _open(path: Path | Member) -> Iterator[IO[bytes] | gzip.GzipFile | lzma.LZMAFile]:
+    with _member(path) if isinstance(path, Member) else path.open("rb") as stored:
+        match path.suffix:
+            case ".gz":
+                with gzip.open(stored) as file:
+                    yield file
+            case ".xz":
+                with lzma.open(stored) as file:
+                    yield file
+            case _:
+                yield stored
+
+
+@contextmanager
+def _member(member: Member) -> Iterator[IO[bytes]]:
+    unpack = gzip.open if member.archive.suffix == ".tgz" else open
+    with unpack(member.archive, "rb") as file, tarfile.open(fileobj=file, mode="r|", bufsize=2**20) as archive:
+        for entry in archive:
+            if entry.offset_data + entry.size > LARGEST_ARCHIVE:
+                raise DataError(f"{member.archive} unpacks to more than {LARGEST_ARCHIVE} bytes: it is none of ours")
+            if entry.name.removeprefix("./") == member.name and entry.isreg():
+                stream = archive.extractfile(entry)
+                assert stream is not None  # of a regular file
+                yield stream
+                return
+    raise DataError(f"{member.archive} holds no file {member.name}")

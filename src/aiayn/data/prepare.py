@@ -1,0 +1,98 @@
+"""`aiayn prepare`: the corpus that the configuration names, downloaded, verified, cleaned, cut and encoded."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from aiayn.config.folders import prepared_folder
+from aiayn.config.schema import Config, ConfigError, Data, Scale
+from aiayn.core import progress
+from aiayn.data import wmt14
+from aiayn.data.encoded import SPLITS, Dataset
+from aiayn.data.encoding import Origin, encode_corpus
+from aiayn.data.parallel_text import EMBEDDED, Files, Selection, Text, fingerprints
+
+
+def check(config: Config) -> None:
+    """ConfigError for text that is neither there nor to be had, before anything is written."""
+    data = config.data
+    corpus = downloaded(data)
+    if corpus is None:
+        sources(data)
+    elif data.source and not (prepared_folder(config) / "manifest.json").exists():
+        absent = wmt14.missing(corpus, Path(data.source))
+        if absent:
+            raise ConfigError(f"data.source={data.source}: holds no {', '.join(absent)}; data.source='' downloads them")
+
+
+def sources(data: Data) -> Text:
+    """The files of the three splits. ConfigError names a missing one."""
+    if not data.train_source and data.name == "tiny":
+        return {split: [EMBEDDED[split]] for split in SPLITS}
+    for key in (f"{split}_{side}" for split in SPLITS for side in ("source", "target")):
+        path = getattr(data, key)
+        if not path or not Path(path).is_file():
+            raise ConfigError(f"data.{key}={path!r}: no such file")
+    return {
+        split: [Files(Path(getattr(data, f"{split}_source")), Path(getattr(data, f"{split}_target")))]
+        for split in SPLITS
+    }
+
+
+def prepare(config: Config, tell: Callable[[str], None]) -> Dataset:
+    """The encoded corpus under its `prepared_folder`; made only once."""
+    check(config)
+    data = config.data
+    corpus = downloaded(data)
+    if corpus is None:
+        text = sources(data)
+        origin = Origin(fingerprints(text), lambda: text)
+    else:
+        origin = Origin(wmt14.identity(corpus), partial(_fetched, corpus, config, tell))
+    moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
+    into, chosen = prepared_folder(config), selection(config.scale)
+    return encode_corpus(into, origin, data.vocab_size, data.max_length, tell, moses, chosen)
+
+
+def selection(scale: Scale) -> Selection:
+    """The part of any corpus that a scale uses."""
+    return Selection(scale.max_words, scale.pairs)
+
+
+def sha256(config: Config) -> str | None:
+    """The hash of the prepared corpus as its manifest has it; None where none is prepared."""
+    try:
+        manifest = json.loads((prepared_folder(config) / "manifest.json").read_bytes())
+        return str(manifest["sha256"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def downloaded(data: Data) -> wmt14.Corpus | None:
+    """The corpus to be downloaded, or to be read from archives; None for text that is at hand."""
+    return None if data.train_source else wmt14.CORPORA.get(data.name)
+
+
+def archives(config: Config) -> Path:
+    """Where the archives of a downloaded corpus are: by default beside the prepared corpora, which share them."""
+    return Path(config.data.source or Path(config.prepared) / "downloads")
+
+
+def _fetched(corpus: wmt14.Corpus, config: Config, tell: Callable[[str], None]) -> Text:
+    tell(f"{config.data.name}: {wmt14.estimate(corpus, archives(config), Path(config.prepared))}")
+    if not config.data.source:
+        wmt14.fetch(corpus, archives(config), tell)
+    wmt14.check(corpus.archives, archives(config), tell, brought=bool(config.data.source))
+    return wmt14.text(corpus, archives(config), tell)
+
+
+def main(config: Config) -> None:
+    """Prepares and prints what was kept, what was dropped and why."""
+    with progress.stages("prepare") as tell:
+        dataset = prepare(config, tell)
+    print(f"{dataset.folder}: {dataset.tokenizer.vocab_size} pieces, SHA-256 {dataset.sha256}")
+    for split, counts in dataset.manifest["splits"].items():
+        dropped = ", ".join(f"{count} {reason}" for reason, count in counts["dropped"].items() if count) or "none"
+        unseen = f"unseen characters: {counts['source_unknown']} source, {counts['target_unknown']} target"
+        print(f"{split}: {counts['lines']} lines, {counts['kept']} pairs kept, dropped: {dropped}; {unseen}")

@@ -1,0 +1,223 @@
+"""The corpora of WMT14: which files on which server, which members of them, and how they come to this machine."""
+
+import html
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from aiayn.core import progress, storage
+from aiayn.data import download
+from aiayn.data.download import Remote
+from aiayn.data.parallel_text import DataError, Files, Member, Pair, Text, read_pairs
+
+EUROPARL = Remote(
+    "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
+    657_632_379,
+    "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+)
+COMMON_CRAWL = Remote(
+    "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
+    918_311_367,
+    "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+)
+NEWS_COMMENTARY = Remote(
+    "http://www.statmt.org/wmt14/training-parallel-nc-v9.tgz",
+    80_418_416,
+    "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+)
+UNITED_NATIONS = Remote(
+    "http://www.statmt.org/wmt13/training-parallel-un.tgz",
+    2_365_634_246,
+    "29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47",
+)
+GIGA = Remote(
+    "http://www.statmt.org/wmt10/training-giga-fren.tar",
+    2_595_102_720,
+    "3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a",
+)
+NEWSTEST = Remote(
+    "http://data.statmt.org/wmt19/translation-task/dev.tgz",
+    38_654_961,
+    "7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
+)
+
+PREPARED_BYTES_A_PAIR = 150
+"""About what a training pair takes when it is encoded: two sentences of 32 tokens in two bytes each, two offsets."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Two members of one archive: the sides of a text."""
+
+    archive: Remote
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A language pair of WMT14; `pairs` is about how many there are, for the estimate of the disk."""
+
+    languages: str
+    pairs: int
+    train: tuple[Part, ...]
+    dev: Part
+    test: Part
+
+    @property
+    def archives(self) -> tuple[Remote, ...]:
+        """What it is read from, each once."""
+        return tuple(dict.fromkeys(part.archive for part in (*self.train, self.dev, self.test)))
+
+
+CORPORA = {
+    "wmt14_en_de": Corpus(
+        "en-de",
+        4_500_000,
+        (
+            Part(EUROPARL, "training/europarl-v7.de-en.en", "training/europarl-v7.de-en.de"),
+            Part(COMMON_CRAWL, "commoncrawl.de-en.en", "commoncrawl.de-en.de"),
+            Part(NEWS_COMMENTARY, "training/news-commentary-v9.de-en.en", "training/news-commentary-v9.de-en.de"),
+        ),
+        dev=Part(NEWSTEST, "dev/newstest2013-src.en.sgm", "dev/newstest2013-ref.de.sgm"),
+        test=Part(NEWSTEST, "dev/newstest2014-deen-src.en.sgm", "dev/newstest2014-deen-ref.de.sgm"),
+    ),
+    # Paper: "the significantly larger WMT 2014 English-French dataset consisting of 36M sentences"; WMT14 lists 40.8 M
+    "wmt14_en_fr": Corpus(
+        "en-fr",
+        40_800_000,
+        (
+            Part(EUROPARL, "training/europarl-v7.fr-en.en", "training/europarl-v7.fr-en.fr"),
+            Part(COMMON_CRAWL, "commoncrawl.fr-en.en", "commoncrawl.fr-en.fr"),
+            Part(UNITED_NATIONS, "un/undoc.2000.fr-en.en", "un/undoc.2000.fr-en.fr"),
+            Part(NEWS_COMMENTARY, "training/news-commentary-v9.fr-en.en", "training/news-commentary-v9.fr-en.fr"),
+            Part(GIGA, "giga-fren.release2.fixed.en.gz", "giga-fren.release2.fixed.fr.gz"),
+        ),
+        dev=Part(NEWSTEST, "dev/newstest2013-src.en.sgm", "dev/newstest2013-ref.fr.sgm"),
+        test=Part(NEWSTEST, "dev/newstest2014-fren-src.en.sgm", "dev/newstest2014-fren-ref.fr.sgm"),
+    ),
+}
+
+# What sacrebleu calls the same sentences; its plain wmt14 is a filtered set of 2737 lines
+SACREBLEU = {"dev": "wmt13", "test": "wmt14/full"}
+
+
+def identity(corpus: Corpus) -> dict[str, str]:
+    """What tells the corpus from any other, known before anything is there: archives by SHA-256, members by name."""
+    members = {
+        f"{split}.{side}": ", ".join(getattr(part, side) for part in parts)
+        for split, parts in (("train", corpus.train), ("dev", (corpus.dev,)), ("test", (corpus.test,)))
+        for side in ("source", "target")
+    }
+    return {remote.name: remote.sha256 for remote in corpus.archives} | members
+
+
+def missing(corpus: Corpus, folder: Path) -> list[str]:
+    """The archives that are not in a folder."""
+    return [remote.name for remote in corpus.archives if not (folder / remote.name).is_file()]
+
+
+def needed(corpus: Corpus, archives: Path) -> tuple[int, int]:
+    """Bytes that are still to be downloaded, and about what the prepared corpus will take."""
+    to_come = sum(download.missing_bytes(remote, archives) for remote in corpus.archives)
+    return to_come, corpus.pairs * PREPARED_BYTES_A_PAIR
+
+
+def estimate(corpus: Corpus, archives: Path, prepared: Path) -> str:
+    """A sentence on both, and on what is free; StorageError when the disk is too small."""
+    to_come, encoded = needed(corpus, archives)
+    free = storage.free_bytes(prepared)
+    sizes = f"{_size(to_come)} to download, about {_size(encoded)} prepared"
+    if free < to_come + encoded:
+        raise storage.StorageError(
+            f"{prepared}: {sizes}, but only {_size(free)} are free: give prepared=... on a larger disk"
+        )
+    return f"{sizes}; {_size(free)} are free"
+
+
+def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None]) -> None:
+    """Every archive, whole, in `downloads`: what is there is not asked for, what broke off is gone on with.
+
+    One process downloads while others wait for it. A terminal sees bars, a log one line for each file. Raises DataError
+    with what to bring by hand when a server does not give its file.
+    """
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with (
+        storage.lock(downloads / ".lock", wait=True, tell=tell),
+        progress.bars(*columns, TimeRemainingColumn()) as bars,
+    ):
+        for remote in corpus.archives:
+            to_come = download.missing_bytes(remote, downloads)
+            if to_come == 0 and (downloads / remote.name).exists():
+                continue
+            resumed = f", {_size(remote.size - to_come)} are there" if to_come < remote.size else ""
+            tell(f"downloading {remote.url} ({_size(remote.size)}{resumed})")
+            bar = bars.add_task(remote.name, total=remote.size, completed=remote.size - to_come)
+            try:
+                download.fetch(
+                    remote,
+                    downloads,
+                    lambda there, bar=bar: bars.update(bar, completed=there),  # type: ignore[misc]
+                    tell,
+                )
+            except download.Unavailable as error:
+                every = " ".join(remote.url for remote in corpus.archives)
+                raise DataError(
+                    f"{error}; or bring all {len(corpus.archives)} files into one folder by hand and give it as"
+                    f" data.source=FOLDER: {every}"
+                ) from error
+
+
+def check(archives: Iterable[Remote], folder: Path, tell: Callable[[str], None], *, brought: bool) -> None:
+    """DataError naming an archive in `folder` that is not WMT's, and the remedy, which depends on who `brought` it."""
+    for remote in archives:
+        tell(f"checking {folder / remote.name}")
+        download.check(remote, folder / remote.name, brought=brought)
+
+
+def text(corpus: Corpus, folder: Path, tell: Callable[[str], None]) -> Text:
+    """The splits, read from archives that are checked; dev and test compared with sacrebleu's own.
+
+    Raises DataError naming the first line that is not sacrebleu's.
+    """
+
+    def files(part: Part) -> Files:
+        archive = folder / part.archive.name
+        return Files(Member(archive, part.source), Member(archive, part.target))
+
+    found: Text = {
+        "train": [files(part) for part in corpus.train],
+        "dev": [files(corpus.dev)],
+        "test": [files(corpus.test)],
+    }
+    for split, name in SACREBLEU.items():
+        (held_out,) = found["dev" if split == "dev" else "test"]
+        tell(f"{split}: {compared(list(read_pairs(held_out, None)), name, corpus.languages, os.environ)}")
+    return found
+
+
+def compared(pairs: list[Pair], name: str, languages: str, environment: Mapping[str, str]) -> str:
+    """A sentence on whether the pairs are sacrebleu's test set `name`; DataError names the first line that is not.
+
+    Its files are compared where they are at hand: in $SACREBLEU or ~/.sacrebleu, where it keeps what it has downloaded.
+    """
+    home = Path(environment.get("SACREBLEU") or Path.home() / ".sacrebleu")
+    paths = [home / name / f"{name.replace('/', '_')}.{languages}.{field}" for field in ("src", "ref")]
+    if not all(path.is_file() for path in paths):
+        remedy = f"`sacrebleu -t {name} -l {languages} --echo src > /dev/null` fetches it"
+        return f"{len(pairs)} lines, not compared with sacrebleu's {name}, which is not in {home}: {remedy}"
+    # sacrebleu leaves the entities of the SGML as they are
+    theirs = [[html.unescape(line) for line in path.read_bytes().decode().split("\n")[:-1]] for path in paths]
+    if len(pairs) != len(theirs[0]):
+        raise DataError(f"{len(pairs)} lines, but sacrebleu's {name} has {len(theirs[0])} in {paths[0]}")
+    for number, (ours, source, target) in enumerate(zip(pairs, *theirs, strict=True), 1):
+        if ours != (source, target):
+            raise DataError(f"line {number} is {ours}, but in sacrebleu's {name}, {paths[0]}, {(source, target)}")
+    return f"{len(pairs)} lines, equal to sacrebleu's {name}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

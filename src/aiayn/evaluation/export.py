@@ -1,0 +1,273 @@
+"""`aiayn export`: a trained run for those who serve it with CTranslate2 or transformers, or as plain safetensors."""
+
+import dataclasses
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aiayn.config.schema import Config, ConfigError
+from aiayn.core import storage
+from aiayn.data.sentencepiece_bpe import BOS, EOS, PAD, UNK
+from aiayn.evaluation.evaluate import trained
+from aiayn.paper.attention import MemoryAttention, SelfAttention
+from aiayn.paper.layers import DecoderLayer, EncoderLayer, LearnedPositions, Sinusoids
+from aiayn.paper.transformer import Transformer
+
+# D d_model; H heads; K d_k; V d_v; W width of a head elsewhere; P positions
+
+POSITIONS = 1024
+"""Tokens of the longest sentence that CTranslate2 and Marian are given positions for, EOS included."""
+
+NORM_EPSILON = 1e-6  # as in AddAndNorm
+USE = {
+    "ctranslate2": "Translator(folder).translate_batch([pieces], length_penalty=0, min_decoding_length=0); pieces are"
+    " SentencePiece's with tokenizer.model; their length penalty is another than the paper's",
+    "marian": "MarianMTModel.from_pretrained(folder).generate(ids); ids are tokenizer.model's, then 3 for EOS",
+    "safetensors": "Transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'))",
+}
+LIBRARIES = {"ctranslate2": "ctranslate2", "safetensors": "safetensors", "marian": "transformers"}
+
+
+class Projections(NamedTuple):
+    """One attention as others have it: queries, keys and values apart, every head equally wide."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    output: nn.Linear
+
+
+def projections(attention: SelfAttention | MemoryAttention, width: int, query_scale: float = 1.0) -> Projections:
+    """The attention with heads widened by zeros from d_k and d_v to `width`, its queries times `query_scale`."""
+    if isinstance(attention, SelfAttention):
+        inputs = [attention.query_key_value]
+    else:
+        inputs = [attention.query, attention.key_value]
+    heads = attention.num_heads
+    sizes = [heads * attention.d_k, heads * attention.d_k, heads * attention.d_v]
+    weights = torch.split(torch.cat([linear.weight for linear in inputs]), sizes)
+    biases = torch.split(torch.cat([linear.bias for linear in inputs]), sizes)
+    query, key, value = (
+        _linear(_widened(weight, heads, width), _widened(bias, heads, width))
+        for weight, bias in zip(weights, biases, strict=True)
+    )
+    query = _linear(query.weight * query_scale, query.bias * query_scale)
+    output = _linear(_widened(attention.output.weight.t(), heads, width).t(), attention.output.bias)
+    return Projections(query, key, value, output)
+
+
+def standard_projections(attention: SelfAttention | MemoryAttention) -> Projections:
+    """The same for those whose heads are d_model / h wide and who divide by the root of that.
+
+    Raises ConfigError where d_k or d_v is wider.
+    """
+    d_model, heads = attention.output.out_features, attention.num_heads
+    width, rest = divmod(d_model, heads)
+    if rest or max(attention.d_k, attention.d_v) > width:
+        raise ConfigError(
+            f"model.d_k={attention.d_k}, model.d_v={attention.d_v}: heads there are d_model / h = {d_model / heads:g}"
+            " wide, which cannot hold this row; format=ctranslate2 and format=safetensors can"
+        )
+    return projections(attention, width, (width / attention.d_k) ** 0.5)
+
+
+def positions(table: Sinusoids | LearnedPositions) -> Tensor:
+    """The positional encodings (P, D) of one side."""
+    weight = next(iter([*table.parameters(), *table.buffers()]))
+    table.extend(POSITIONS)
+    return table(torch.arange(POSITIONS, device=weight.device)).detach().float()  # type: ignore[no-any-return]
+
+
+def ctranslate2_spec(model: Transformer, pieces: list[str]) -> Any:
+    """The model as CTranslate2's specification, ready to be saved; every row of Table 3 can be held."""
+    from ctranslate2.specs import common_spec, transformer_spec
+
+    first = model.encoder[0].self_attention
+    assert isinstance(first, SelfAttention)
+    width = max(first.d_k, first.d_v)
+    spec = transformer_spec.TransformerSpec.from_config(
+        len(model.encoder), first.num_heads, pre_norm=False, activation=common_spec.Activation.RELU
+    )
+
+    def linear(there: Any, *ours: nn.Module) -> None:
+        there.weight, there.bias = (
+            torch.cat([part.get_parameter(name) for part in ours]).detach() for name in ("weight", "bias")
+        )
+
+    def norm(there: Any, ours: nn.LayerNorm) -> None:
+        there.gamma, there.beta = ours.weight.detach(), ours.bias.detach()
+
+    def attention(there: Any, ours: SelfAttention | MemoryAttention) -> None:
+        parts = projections(ours, width)
+        there.queries_scale = ours.d_k**-0.5
+        inputs = [parts[:3]] if isinstance(ours, SelfAttention) else [parts[:1], parts[1:3]]
+        for layer, part in zip(there.linear, [*inputs, parts[3:]], strict=True):
+            linear(layer, *part)
+
+    def common(there: Any, ours: EncoderLayer | DecoderLayer) -> None:
+        attention(there.self_attention, ours.self_attention)
+        norm(there.self_attention.layer_norm, ours.after_self_attention.norm)
+        linear(there.ffn.linear_0, ours.feed_forward[0])
+        linear(there.ffn.linear_1, ours.feed_forward[2])
+        norm(there.ffn.layer_norm, ours.after_feed_forward.norm)
+
+    embedding = model.embedding.weight.detach()
+    spec.encoder.embeddings[0].weight = embedding
+    spec.decoder.embeddings.weight = spec.decoder.projection.weight = embedding
+    spec.encoder.position_encodings.encodings = positions(model.source_positions)
+    spec.decoder.position_encodings.encodings = positions(model.target_positions)
+    for there, encoder_layer in zip(spec.encoder.layer, model.encoder, strict=True):
+        common(there, encoder_layer)  # type: ignore[arg-type]
+    for there, decoder_layer in zip(spec.decoder.layer, model.decoder, strict=True):
+        assert isinstance(decoder_layer, DecoderLayer)
+        common(there, decoder_layer)
+        attention(there.attention, decoder_layer.memory_attention)
+        norm(there.attention.layer_norm, decoder_layer.after_memory_attention.norm)
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+    spec.config.layer_norm_epsilon = NORM_EPSILON
+    spec.config.add_source_eos = True
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = pieces[UNK], pieces[BOS], pieces[EOS]
+    spec.config.decoder_start_token = pieces[BOS]
+    spec.validate()
+    spec.optimize()
+    return spec
+
+
+def marian(model: Transformer) -> Any:
+    """The model as transformers' MarianMTModel, in evaluation mode.
+
+    Marian has all sines first, so everything of width d_model changes its order; a saved one comes back with 1e-5 for
+    epsilon in its norms. Raises ConfigError for a row that Marian cannot hold.
+    """
+    import transformers
+
+    first = model.encoder[0].self_attention
+    assert isinstance(first, SelfAttention)
+    feed_forward = model.encoder[0].feed_forward
+    if isinstance(model.source_positions, LearnedPositions):
+        raise ConfigError(
+            "model.learned_positions=true: Marian has sinusoids only; format=ctranslate2 and format=safetensors can"
+        )
+    projected = {
+        name: standard_projections(module)
+        for name, module in model.named_modules()
+        if isinstance(module, SelfAttention | MemoryAttention)
+    }
+    sizes = {
+        f"{side}_{key}": value
+        for side in ("encoder", "decoder")
+        for key, value in {
+            "layers": len(model.encoder),
+            "ffn_dim": feed_forward[0].out_features,  # type: ignore[index, union-attr]
+            "attention_heads": first.num_heads,
+        }.items()
+    }
+    vocab_size = model.embedding.num_embeddings
+    there = transformers.MarianMTModel(
+        transformers.MarianConfig(
+            **sizes,
+            d_model=model.d_model,
+            vocab_size=vocab_size,
+            decoder_vocab_size=vocab_size,
+            max_position_embeddings=POSITIONS,
+            activation_function="relu",
+            dropout=model.source_dropout.probability,
+            scale_embedding=True,
+            pad_token_id=PAD,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
+            decoder_start_token_id=BOS,
+            forced_eos_token_id=None,
+        )
+    ).eval()
+    order = torch.arange(model.d_model).view(-1, 2).t().flatten()  # sines and cosines alternate here
+    embedding = model.embedding.weight[:, order]
+    state = {"model.shared.weight": embedding, "lm_head.weight": embedding}
+    state |= {f"model.{side}.embed_tokens.weight": embedding for side in ("encoder", "decoder")}
+
+    def put(name: str, weight: Tensor, bias: Tensor) -> None:
+        state[f"model.{name}.weight"], state[f"model.{name}.bias"] = weight, bias
+
+    names = {"self_attention": "self_attn", "memory_attention": "encoder_attn", "feed_forward": "final"}
+    for name, module in model.named_modules():
+        side, _, rest = name.partition(".")
+        number, _, part = rest.partition(".")
+        layer = f"{side}.layers.{number}"
+        if isinstance(module, SelfAttention | MemoryAttention):
+            for letter, linear in zip("qkv", projected[name][:3], strict=True):
+                put(f"{layer}.{names[part]}.{letter}_proj", linear.weight[:, order], linear.bias)
+            output = projected[name].output
+            put(f"{layer}.{names[part]}.out_proj", output.weight[order], output.bias[order])
+        elif isinstance(module, nn.LayerNorm):
+            kind = names[part.removeprefix("after_").removesuffix(".norm")]
+            put(f"{layer}.{kind}_layer_norm", module.weight[order], module.bias[order])
+        elif part == "feed_forward.0":
+            put(f"{layer}.fc1", module.weight[:, order], module.bias)
+        elif part == "feed_forward.2":
+            put(f"{layer}.fc2", module.weight[order], module.bias[order])
+    missing, unexpected = there.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert {name.rpartition(".")[0] for name in missing} <= {
+        *("model.encoder.embed_positions", "model.decoder.embed_positions", "")  # constants of its own
+    }, missing
+    for module in there.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = NORM_EPSILON
+    return there
+
+
+def write(model: Transformer, pieces: list[str], format: str, folder: Path) -> None:
+    """Has a library write the model into `folder`. Raises ConfigError for a row that the format cannot hold."""
+    if format == "ctranslate2":
+        ctranslate2_spec(model, pieces).save(str(folder))
+    elif format == "marian":
+        marian(model).save_pretrained(folder)
+    else:
+        from safetensors.torch import save_model
+
+        save_model(model, str(folder / "model.safetensors"))
+
+
+def export(model: Transformer, pieces: list[str], format: str, folder: Path) -> None:
+    """Writes the model to `folder` in a format. Raises ConfigError for a row that the format cannot hold."""
+    storage.remove_unfinished(folder.parent)
+    with storage.staged(folder) as staging:
+        write(model.cpu(), pieces, format, staging)
+
+
+def main(config: Config) -> None:
+    """Exports the run that the configuration names into its folder, with its tokenizer."""
+    if config.format not in LIBRARIES:
+        raise ConfigError(f"format={config.format}: export writes {', '.join(LIBRARIES)}")
+    fidelity = config.fidelity
+    if fidelity.sinusoids != "alternating" or fidelity.target_space or fidelity.zero_start or fidelity.embedding_rows:
+        raise ConfigError(f"fidelity={fidelity.name}: what is exported starts with BOS; export runs of fidelity=paper")
+    library = LIBRARIES[config.format]
+    if find_spec(library) is None:
+        raise ConfigError(f"format={config.format}: {library} is not installed; pip install 'aiayn[export]'")
+    model, dataset, run_folder = trained(config)
+    folder = run_folder / f"export-{config.format}"
+    export(model, dataset.tokenizer.pieces, config.format, folder)
+    storage.write_bytes(folder / "tokenizer.model", (dataset.folder / "tokenizer.model").read_bytes())
+    sizes = {**dataclasses.asdict(config.model), "max_length": config.data.max_length}
+    storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.pieces)})
+    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    print(f"to use it: {USE[config.format]}")
+
+
+def _widened(rows: Tensor, num_heads: int, width: int) -> Tensor:
+    """Rows (H * K, ...) as (H * W, ...)."""
+    heads = rows.view(num_heads, -1, *rows.shape[1:])
+    padding = [0] * (2 * (heads.dim() - 2)) + [0, width - heads.size(1)]
+    return F.pad(heads, padding).flatten(0, 1)
+
+
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.size(1), weight.size(0), device="meta")
+    linear.weight, linear.bias = (nn.Parameter(x.detach().clone()) for x in (weight, bias))
+    return linear

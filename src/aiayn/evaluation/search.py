@@ -1,0 +1,121 @@
+"""The best translations of many sentences: batches of similar lengths, and a process for each thread of a CPU."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from aiayn.config.schema import ConfigError, Decoding, Hardware
+from aiayn.core import process_pool
+from aiayn.data.sentencepiece_bpe import BOS, EOS
+from aiayn.paper.beam_search import Continuations, Hypothesis, beam_search
+from aiayn.paper.fast import kernels
+from aiayn.paper.fast.decoding import FastDecoder
+from aiayn.paper.fast.search import best_continuations
+from aiayn.paper.incremental_decoding import Decoder
+from aiayn.paper.transformer import Transformer
+
+Numbers = np.ndarray  # of sentences that are searched together
+
+
+def can_search(decoding: Decoding) -> None:
+    """Raises ConfigError where a C compiler is asked for and none works."""
+    if decoding.compile:
+        try:
+            kernels.library()
+        except ValueError as error:  # its own, of the compiler
+            raise ConfigError(str(error)) from error
+
+
+def search(
+    model: Transformer,
+    sources: list[Any],
+    decoding: Decoding,
+    hardware: Hardware,
+    done: Callable[[int], None] | None = None,
+) -> list[Hypothesis]:
+    """The best translation of each sentence's ids, in order (section 6.1), whatever the hardware.
+
+    One for each of a CPU's threads may search at once: as processes, with the bits of one. Raises what `can_search`
+    does.
+    """
+    can_search(decoding)
+    how = dataclasses.asdict(decoding)
+    precision, compiled = how.pop("precision"), how.pop("compile")
+    model.eval()
+    kind = model.embedding.weight.device.type
+    with torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
+        return translate_ids(
+            FastDecoder(model, compiled=compiled),
+            sources,
+            **how,
+            continuations=kernels.best_continuations if compiled else best_continuations,
+            tokens_per_batch=hardware.tokens_per_search,
+            bos=BOS,
+            eos=EOS,
+            progress=done,
+            of_each=partial(process_pool.forked, processes=1 if hardware.accelerator == "gpu" else hardware.threads),
+        )
+
+
+def translate_ids(
+    decoder: Decoder,
+    sources: Sequence[np.ndarray],
+    *,
+    tokens_per_batch: int,
+    beam_size: int,
+    length_penalty: float,
+    max_extra: int,
+    bos: int,
+    eos: int,
+    continuations: Continuations = best_continuations,
+    progress: Callable[[int], None] | None = None,
+    of_each: Callable[[Callable[[Numbers], list[Hypothesis]], list[Numbers]], Iterable[list[Hypothesis]]] = map,
+) -> list[Hypothesis]:
+    """The best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
+
+    Sentences of similar length are searched together, longest first, as many as `tokens_per_batch` source tokens hold,
+    EOS and padding counted, but always one. `progress` is told how many more sentences are done; `of_each` is `map`,
+    or does what it does in another way.
+    """
+    lengths = np.array([len(source) for source in sources], dtype=np.int64)
+    batches = _batches(lengths, tokens_per_batch)
+
+    def search(batch: Numbers) -> list[Hypothesis]:
+        packed = np.concatenate([part for number in batch for part in (sources[number], [eos])])
+        offsets = np.concatenate([[0], np.cumsum(lengths[batch] + 1)])
+        return beam_search(
+            decoder,
+            torch.from_numpy(packed).to(decoder.device),
+            torch.from_numpy(offsets),
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            max_extra=max_extra,
+            bos=bos,
+            eos=eos,
+            continuations=continuations,
+        )
+
+    hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
+    empty = len(sources) - int(np.count_nonzero(lengths))
+    if progress is not None and empty:
+        progress(empty)
+    for batch, found in zip(batches, of_each(search, batches), strict=True):
+        for number, hypothesis in zip(batch.tolist(), found, strict=True):
+            hypotheses[number] = hypothesis
+        if progress is not None:
+            progress(len(batch))
+    return hypotheses
+
+
+def _batches(lengths: np.ndarray, tokens_per_batch: int) -> list[Numbers]:
+    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    batches, position = [], 0
+    while position < len(order):
+        longest = int(lengths[order[position]]) + 1
+        batches.append(order[position : position + max(1, tokens_per_batch // longest)])
+        position += len(batches[-1])
+    return batches

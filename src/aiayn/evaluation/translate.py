@@ -1,0 +1,69 @@
+"""`aiayn translate`: standard input to standard output, n lines in, n lines out."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import BinaryIO
+
+from aiayn.config.schema import Config, Decoding, Hardware
+from aiayn.core import progress
+from aiayn.data.encoded import Dataset
+from aiayn.evaluation.evaluate import trained
+from aiayn.evaluation.search import search
+from aiayn.paper.fast.process import compute_with
+from aiayn.paper.transformer import Transformer
+
+LINES_AT_ONCE = 1000
+# Attention takes memory by the square of a line's tokens, so a book without a line feed must not be one sentence
+LONGEST = 1000
+CHARACTERS_A_PIECE = 16  # SentencePiece's own limit: so many characters for each token never cut a line too short
+
+
+def translate(
+    model: Transformer,
+    dataset: Dataset,
+    decoding: Decoding,
+    hardware: Hardware,
+    lines: Iterable[bytes],
+    warn: Callable[[str], None],
+    done: Callable[[int], None] | None = None,
+) -> Iterator[str]:
+    """One translation for each line, in order; empty for a line without text. Bytes that are no UTF-8 are replaced.
+
+    Of a line beyond `LONGEST` tokens, or beyond what training kept if that is more, the beginning is translated, and
+    `warn` is told.
+    """
+    limit = max(LONGEST, dataset.manifest["settings"]["max_length"])
+    rest = iter(lines)
+    number = 0
+    while chunk := list(islice(rest, LINES_AT_ONCE)):
+        texts = [line.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r") for line in chunk]
+        beginnings = [text[: limit * CHARACTERS_A_PIECE] for text in texts]
+        sources = []
+        for text, beginning, ids in zip(texts, beginnings, dataset.tokenizer.encode(beginnings), strict=True):
+            number += 1
+            if len(ids) > limit or beginning != text:
+                warn(f"line {number} has more than {limit} tokens: only its beginning is translated")
+            sources.append(ids[:limit] if text.strip() else ids[:0])
+        found = search(model, sources, decoding, hardware, done)
+        yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in found])
+
+
+def main(config: Config, source: BinaryIO | None = None) -> None:
+    """Translates standard input with the run that the configuration names."""
+    compute_with(config.hardware.threads)
+    model, dataset, _folder = trained(config)
+    lines = source or sys.stdin.buffer
+    with contextlib.ExitStack() as stack:
+        # On a terminal the translations themselves show how far it is
+        shown = sys.stdout.isatty()
+        done = None if shown else stack.enter_context(progress.counted("translating", None, "lines"))
+        for line in translate(model, dataset, config.decoding, config.hardware, lines, _warn, done):
+            # Bytes, so that neither the locale nor the platform's line end has a say
+            sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")
+            sys.stdout.buffer.flush()
+
+
+def _warn(line: str) -> None:
+    print(f"aiayn: {line}", file=sys.stderr)

@@ -1,0 +1,172 @@
+"""`aiayn attention`: for one sentence, where every head of every layer looks, as lines and as matrices."""
+
+import sys
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from aiayn.config.schema import Config, ConfigError
+from aiayn.core import progress, storage
+from aiayn.data.encoded import Dataset
+from aiayn.data.sentencepiece_bpe import BOS, EOS
+from aiayn.evaluation.evaluate import trained
+from aiayn.evaluation.search import search
+from aiayn.paper.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention, split_heads
+from aiayn.paper.batch import Batch
+from aiayn.paper.fast.process import compute_with
+from aiayn.paper.layers import DecoderLayer, EncoderLayer
+from aiayn.paper.transformer import Transformer
+from aiayn.report import figure_files, html_page
+from aiayn.report.figure_files import INK
+from aiayn.runs.records import printable
+
+# H heads; Q query tokens; M tokens that they look at
+Weights = npt.NDArray[np.float32]
+"""(H, Q, M): each row sums to 1."""
+
+KINDS = {
+    "encoder": "Encoder self-attention",
+    "decoder": "Decoder self-attention, masked",
+    "cross": "Attention of the decoder to the encoder",
+}
+LONGEST = 60  # tokens of a side: more are no picture any more
+_COLUMNS = 2  # of heads, as a phone shows them
+_FAINTEST = 0.02
+
+
+def weights_of(model: Transformer, batch: Batch) -> dict[str, list[Weights]]:
+    """The attention weights of each layer of each of KINDS, for a batch of one sentence pair.
+
+    Computed beside the forward pass, from what each attention is given: training knows nothing of it.
+    """
+    found: dict[str, list[Weights]] = {kind: [] for kind in KINDS}
+    with ExitStack() as hooks, torch.no_grad():
+        for layer in [*model.encoder, *model.decoder]:
+            assert isinstance(layer, EncoderLayer | DecoderLayer)
+            kind = "encoder" if isinstance(layer, EncoderLayer) else "decoder"
+            hooks.enter_context(
+                layer.self_attention.register_forward_hook(partial(_look, found[kind]), with_kwargs=True)
+            )
+            if isinstance(layer, DecoderLayer):
+                hooks.enter_context(
+                    layer.memory_attention.register_forward_hook(partial(_look, found["cross"]), with_kwargs=True)
+                )
+        model.eval().hidden(batch)
+    return found
+
+
+def _look(
+    found: list[Weights], module: nn.Module, inputs: tuple[Any, ...], options: dict[str, bool], output: Tensor
+) -> None:
+    if isinstance(module, SelfAttention):
+        x, packing = inputs
+        mask = packing.causal_mask if options["causal"] else packing.mask
+        widths = (module.d_k, module.d_k, module.d_v)
+        q, k, v = split_heads(module.query_key_value(x), packing, module.num_heads, widths)
+    else:
+        assert isinstance(module, MemoryAttention)
+        x, memory, packing, memory_packing = inputs
+        (q,) = split_heads(module.query(x), packing, module.num_heads, (module.d_k,))
+        k, v = module.keys_and_values(memory, memory_packing)
+        mask = memory_packing.mask
+    _, weights = scaled_dot_product_attention(q, k, v, mask)
+    found.append(weights[0].float().cpu().numpy())
+
+
+def matrices(weights: Weights, queries: list[str], keys: list[str], title: str) -> Figure:
+    """A layer's heads, each as a matrix with the tokens on both axes: a row is where that token looks."""
+    figure, panels = _panels(len(weights), 0.75 + 0.13 * len(keys), 0.75 + 0.13 * len(queries), title)
+    for head, (axes, of_head) in enumerate(zip(panels, weights, strict=True), 1):
+        axes.imshow(of_head, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6)
+        axes.set_yticks(range(len(queries)), queries, fontsize=6)
+        axes.grid(visible=False)
+        axes.set_title(f"head {head}", fontsize=8)
+    return figure
+
+
+def lines(weights: Weights, queries: list[str], keys: list[str], title: str) -> Figure:
+    """A layer's heads as in the paper's Figures 3 to 5: a line from each token to those that it looks at."""
+    figure, panels = _panels(len(weights), 2.2, 0.5 + 0.15 * max(len(queries), len(keys)), title)
+    for head, (axes, of_head) in enumerate(zip(panels, weights, strict=True), 1):
+        where = [(int(q), int(k)) for q, k in np.argwhere(of_head >= _FAINTEST)]
+        strengths = [float(of_head[pair]) for pair in where]
+        drawn = LineCollection([[(0, q), (1, k)] for q, k in where], colors="#b3541e", alpha=strengths, linewidths=1.6)
+        axes.add_collection(drawn)
+        for place, side, align in ((-0.05, queries, "right"), (1.05, keys, "left")):
+            for number, token in enumerate(side):
+                axes.text(place, number, token, ha=align, va="center", fontsize=6, color=INK)
+        axes.set(xlim=(-0.9, 1.9), ylim=(max(len(queries), len(keys)) - 0.5, -0.5))
+        axes.axis("off")
+        axes.set_title(f"head {head}", fontsize=8)
+    return figure
+
+
+def _panels(count: int, width: float, height: float, title: str) -> tuple[Figure, list[Any]]:
+    columns = min(count, _COLUMNS)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(columns * width, rows * height + 0.4))
+    panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for unused in panels[count:]:
+        unused.axis("off")
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    return figure, panels[:count]
+
+
+def translated(model: Transformer, dataset: Dataset, config: Config, sentence: str) -> Batch:
+    """The sentence with the model's own translation. ConfigError for one without text, or too long for a picture."""
+    (ids,) = dataset.tokenizer.encode([sentence])
+    if not 0 < len(ids) < LONGEST:
+        raise ConfigError(
+            f"the sentence has {len(ids)} tokens: attention draws one line of standard input, of 1 to {LONGEST - 1}"
+        )
+    (hypothesis,) = search(model, [ids], config.decoding, config.hardware)
+    words = [int(token) for token in hypothesis.ids][: LONGEST - 1]
+    sides = ([*ids.tolist(), EOS], [*words, EOS], [BOS, *words])
+    source, target, target_input = (torch.tensor(side) for side in sides)
+    source_offsets, target_offsets = (torch.tensor([0, len(side)]) for side in (source, target))
+    batch = Batch(source, target, target_input, source_offsets, target_offsets)
+    return batch.to(next(model.parameters()).device)
+
+
+def _tokens(dataset: Dataset, ids: Tensor) -> list[str]:
+    named = {BOS: "<s>", EOS: "</s>"}
+    pieces = dataset.tokenizer.pieces
+    return [named.get(token) or printable(pieces[token]) for token in ids.tolist()]
+
+
+def main(config: Config, source: BinaryIO | None = None) -> None:
+    """Draws the first line of standard input with the run that the configuration names, and says where."""
+    compute_with(config.hardware.threads)
+    model, dataset, folder = trained(config)
+    sentence = (source or sys.stdin.buffer).readline().decode("utf-8", "replace").strip()
+    batch = translated(model, dataset, config, sentence)
+    weights = weights_of(model, batch)
+    inner, outer = (_tokens(dataset, ids) for ids in (batch.target_input, batch.source))
+    sides = {"encoder": (outer, outer), "decoder": (inner, inner), "cross": (inner, outer)}
+    name = f"{config.experiment} seed {config.seed}, scale {config.scale.name}, {config.data.name}"
+    kinds: dict[str, list[dict[str, Any]]] = {words: [] for words in KINDS.values()}
+    layers = [(kind, number, of_layer) for kind, found in weights.items() for number, of_layer in enumerate(found, 1)]
+    with figure_files.style():
+        for kind, number, of_layer in progress.each(layers, "drawing the layers"):
+            title = f"{KINDS[kind]}, layer {number}: {name}"
+            drawn = {}
+            for look, draw in (("lines", lines), ("matrix", matrices)):
+                figure, file = draw(of_layer, *sides[kind], title), f"{kind}-layer{number}-{look}"
+                drawn[look] = figure_files.inline(figure, file, title)
+                storage.write_bytes(folder / "attention" / f"{file}.svg", figure_files.svg(figure))
+                storage.write_bytes(folder / "attention" / f"{file}.png", figure_files.png(figure))
+            kinds[KINDS[kind]].append(drawn)
+    (translation,) = dataset.tokenizer.decode([batch.target.tolist()])
+    text = html_page.page(
+        "attention.html", name=name, sentence=printable(sentence), translation=printable(translation), kinds=kinds
+    )
+    storage.write_text(folder / "attention" / "attention.html", text)
+    print(f"{printable(sentence)}\n{printable(translation)}\n{folder / 'attention' / 'attention.html'}")

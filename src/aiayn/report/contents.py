@@ -1,0 +1,162 @@
+"""What `aiayn report` is made of: everything that lies in the run folders of one scale and data set."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from aiayn.config import compose, folders
+from aiayn.config.schema import Config, ConfigError
+from aiayn.core import progress, storage
+from aiayn.cost import flops
+from aiayn.data.encoded import Dataset
+from aiayn.data.parallel_text import DataError
+from aiayn.evaluation import metrics
+from aiayn.report import curves
+from aiayn.report.figures import Runs
+from aiayn.runs import checkpoint, records
+from aiayn.runs.records import look_up, printable
+from aiayn.tables import criteria, paper_claims, table3
+from aiayn.tables.ladder import Ladder, Rung, Text
+from aiayn.tables.table3 import Table
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the page is made of, read from the run folders and the prepared corpus."""
+
+    table: Table
+    runs: Runs
+    translations: Mapping[tuple[str, int], list[str]]  # of finished runs on the corpus that is here
+    sources: list[str]
+    references: list[str]
+    counts: paper_claims.Counts
+    learned: Mapping[str, Any]  # positional vectors of row E, by side
+    missing: str  # why there is no BLEU over sentences; empty when there is
+    findings: Sequence[paper_claims.Finding]
+    ladder: Ladder
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    sha256: str
+    sources: list[str]
+    references: list[str]
+    text: Text
+
+
+@dataclass(frozen=True)
+class _Translated:
+    corpus: _Corpus | None
+    translations: Mapping[tuple[str, int], list[str]]
+    counts: paper_claims.Counts
+    missing: str
+
+
+def gather(run: Config) -> Material:
+    """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out.
+
+    Of the other scales on this data set, and of runs under the paper's own conditions: their figures for the ladder.
+    """
+    open_corpus = cache(_corpus)
+    folder = folders.sweep_folder(run)
+    table = criteria.judged(_table(run), folder)
+    named = [(line.name, found) for line in table.lines for found in line.runs]
+    read = {
+        (row, found.seed): curves.read(folder / row / f"seed{found.seed}")
+        for row, found in progress.each(named, "reading curves")
+    }
+    own = _translated(run, table, open_corpus)
+    rungs = [_rung(run, table, own)]
+    for other in _others(run):
+        beside = _table(other)
+        if beside.data == table.data or beside.comparable:
+            rungs.append(_rung(other, beside, _translated(other, beside, open_corpus)))
+    return Material(
+        table=table,
+        runs=read,
+        translations=own.translations,
+        sources=own.corpus.sources if own.corpus else [],
+        references=own.corpus.references if own.corpus else [],
+        counts=own.counts,
+        learned=_learned(table, folder),
+        missing=own.missing,
+        findings=rungs[0].findings,
+        ladder=Ladder.of(rungs),
+    )
+
+
+def _table(run: Config) -> Table:
+    return table3.table(run, records.read_runs(folders.sweep_folder(run)))
+
+
+def _others(run: Config) -> Iterator[Config]:
+    """A run of each other sweep under `output`, by folder; its scale is ours of that name, where there is one."""
+    for folder in sorted(path for path in Path(run.output).glob("*/") if path != folders.sweep_folder(run)):
+        for path in sorted(folder.glob("*/seed*/config.yaml")):
+            try:
+                found = dataclasses.replace(compose.read(path), output=run.output, prepared=run.prepared)
+            except (ConfigError, OSError):
+                continue
+            if folders.sweep_folder(found) == folder:
+                yield dataclasses.replace(found, scale=compose.scales().get(found.scale.name, found.scale))
+                break
+
+
+def _corpus(folder: Path) -> _Corpus:
+    dataset = Dataset.open(folder)
+    pairs = dataset.pairs("train")
+    lengths = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
+    text = Text(dataset.tokenizer.vocab_size, *lengths)
+    return _Corpus(dataset.sha256, dataset.texts("dev", "source"), dataset.texts("dev", "target"), text)
+
+
+def _translated(run: Config, table: Table, open_corpus: Callable[[Path], _Corpus]) -> _Translated:
+    folder = folders.sweep_folder(run)
+    try:
+        corpus = open_corpus(folders.prepared_folder(run))
+    except (DataError, OSError) as error:
+        return _Translated(None, {}, {}, f"No paired bootstrap and no samples: {printable(str(error))}")
+    found = {
+        (line.name, own.seed): _translations(folder / line.name / f"seed{own.seed}")
+        for line in table.lines
+        for own in line.runs
+        if look_up(own.result or {}, "sha256.data") == corpus.sha256
+    }
+    whole = {key: lines for key, lines in found.items() if len(lines) == len(corpus.references)}
+    counts = {
+        key: metrics.paper_counts(lines, corpus.references, run.data.target_language)
+        for key, lines in progress.each(whole.items(), f"counting n-grams, scale {table.scale.name}")
+    }
+    missing = "" if counts else "No paired bootstrap: no finished run has translations of the corpus that is here."
+    return _Translated(corpus, whole, counts, missing)
+
+
+def _rung(run: Config, table: Table, translated: _Translated) -> Rung:
+    text = translated.corpus.text if translated.corpus else Text(run.data.vocab_size)
+    return Rung(table, run, text, paper_claims.check(table, translated.counts))
+
+
+def _translations(folder: Path) -> list[str]:
+    try:
+        return (folder / "translations.txt").read_bytes().decode("utf-8", "replace").split("\n")[:-1]
+    except OSError:
+        return []
+
+
+def _learned(table: Table, folder: Path) -> dict[str, Any]:
+    """The positional vectors that the first finished run of row E has learned."""
+    row = next(line for line in table.lines if line.config.model.learned_positions)
+    for run in row.runs:
+        if run.result is None:
+            continue
+        try:
+            newest = checkpoint.newest(folder / row.name / f"seed{run.seed}" / "checkpoints")
+            weights = checkpoint.average(newest) if newest else {}
+        except storage.StorageError:
+            continue
+        sides = {side: weights.get(f"transformer.{side}_positions.weight") for side in ("source", "target")}
+        return {f"Learned, {side} side": vectors.numpy()[:64] for side, vectors in sides.items() if vectors is not None}
+    return {}

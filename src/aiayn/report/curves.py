@@ -1,0 +1,86 @@
+"""The learning curves of a run, read back from `metrics.jsonl`, whatever lies there."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from aiayn.core import storage
+from aiayn.runs.records import METRICS
+
+Numbers = npt.NDArray[np.float64]
+
+AXES = ("steps", "tokens", "minutes")
+QUANTITIES = ("train/loss", "dev/ppl", "train/learning_rate")
+POINTS = 160
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity along a run; each axis of AXES says where its values were measured."""
+
+    axes: dict[str, Numbers]
+    values: Numbers
+
+
+def read(folder: Path) -> dict[str, Curve]:
+    """The curves of the run in `folder`, by quantity; lines that are damaged are passed over."""
+    rows = []
+    for line in _lines(folder / METRICS):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and _is_number(row.get("step")):
+            rows.append(row)
+    updates = [row for row in rows if all(_is_number(row.get(key)) for key in ("target_tokens", "seconds"))]
+    steps = _numbers([row["step"] for row in updates])
+    order = np.argsort(steps, kind="stable")
+    tokens = np.cumsum(_numbers([row["target_tokens"] for row in updates])[order])
+    minutes = _numbers([row["seconds"] for row in updates])[order] / 60
+    curves = {}
+    for quantity in QUANTITIES:
+        own = [row for row in rows if _is_number(row.get(quantity))]
+        if not own or not updates:
+            continue
+        at = _numbers([row["step"] for row in own])
+        # A dev measurement has no count of tokens of its own: it stands at the update after which it was made
+        axes = {
+            "steps": at,
+            "tokens": np.interp(at, steps[order], tokens),
+            "minutes": np.interp(at, steps[order], minutes),
+        }
+        curves[quantity] = _thinned(Curve(axes, _numbers([row[quantity] for row in own])))
+    return curves
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return storage.read_lines(path)
+    except (OSError, storage.StorageError):
+        return []
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
+
+
+def _numbers(values: Sequence[float]) -> Numbers:
+    return np.array(values, dtype=np.float64)
+
+
+def _thinned(curve: Curve) -> Curve:
+    """The means of neighbours: a page needs no more points than a screen shows."""
+    if len(curve.values) <= POINTS:
+        return curve
+    starts = np.arange(0, len(curve.values), math.ceil(len(curve.values) / POINTS))
+    counts = np.diff(np.append(starts, len(curve.values)))
+
+    def means(values: Numbers) -> Numbers:
+        return np.add.reduceat(values, starts) / counts
+
+    return Curve({axis: means(values) for axis, values in curve.axes.items()}, means(curve.values))

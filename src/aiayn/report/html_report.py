@@ -1,0 +1,350 @@
+"""`aiayn report`: one page with Table 3, every run behind it, its curves and the paper's claims; figures as files."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from aiayn.config import compose, folders
+from aiayn.config.schema import Config, leaves
+from aiayn.core import progress, storage
+from aiayn.cost import flops
+from aiayn.paper.layers import sinusoids
+from aiayn.report import curves, figure_files, figures, html_page
+from aiayn.report.contents import Material, gather
+from aiayn.runs.records import Run, look_up, printable
+from aiayn.tables import formats, paper_claims
+from aiayn.tables.ladder import MIN_UPDATES, Effect, Ladder, Rung, papers_effect
+from aiayn.tables.paper_claims import METRICS, MIN_ROWS, Metric
+from aiayn.tables.table3 import Line, Table
+from aiayn.tables.table3_columns import BLEU_TOLERANCE, Cell, Column, columns_of, rows_of, signed_text
+
+SAMPLES = 6
+_GROUPS = ("(A)", "(B)", "(C)", "(D)", "(E)")
+_FACTS = {
+    "steps": "updates",
+    "params": "parameters",
+    "dev.ppl": "dev perplexity",
+    "dev.bits_per_character": "bits per character",
+    "dev.bleu": "dev BLEU",
+    "dev.bleu_ci95": "sacreBLEU, 95 % over sentences",
+    "dev.signatures": "BLEU signatures",
+    "train_seconds": "seconds of training",
+    "device_seconds": "seconds of training, times devices (of a CPU: cores)",
+    "target_tokens": "target tokens seen",
+    "target_tokens_per_second": "target tokens a second",
+    "hardware": "hardware",
+    "versions": "versions",
+    "sha256": "SHA-256",
+    "finished_at": "finished",
+}
+
+
+def draw(material: Material) -> dict[str, tuple[Figure, str]]:
+    """Every figure by its name, with what it shows in words."""
+    table, runs = material.table, material.runs
+    words = [len(line.split()) for line in material.sources]
+    drawn = {
+        f"curve-{quantity.replace('/', '-')}-{axis}": (
+            figures.curve(table, runs, quantity, axis),
+            f"{figures.NAMES[quantity]} of every run against {figures.NAMES[axis]}",
+        )
+        for quantity, axis in itertools.product(curves.QUANTITIES, curves.AXES)
+    }
+    drawn |= {
+        f"group-{letter[1].lower()}": (figures.group(table, letter), f"group {letter}, the paper's figures and ours")
+        for letter in _GROUPS
+    }
+    drawn |= {
+        f"ranks-{metric.lower()}": (figures.ranks(table, metric), f"our {metric} of each row against the paper's")
+        for metric in METRICS
+    }
+    if material.counts:
+        drawn["lengths"] = figures.lengths(table, material.counts, words), "BLEU by the length of the source"
+    base = table.base.trained
+    tables = {"Sinusoids (3.5)": sinusoids(64, base.model.d_model).numpy()} | dict(material.learned)
+    drawn["positions"] = figures.positions(tables), "positional vectors as a picture, one column a position"
+    if material.ladder.rungs:
+        of_ladder = "of each row at every scale against the compute of its training"
+        drawn |= {
+            "ladder-ppl": (
+                figures.ladder(material.ladder, table.lines, "PPL"),
+                f"difference from base in ln PPL {of_ladder}",
+            ),
+            "ladder-bleu": (
+                figures.ladder(material.ladder, table.lines, "BLEU"),
+                f"difference from base in BLEU {of_ladder}",
+            ),
+        }
+    drawn["schedule"] = figures.schedule(table), "learning rate against updates"
+    for line in table.lines:
+        if any(row == line.name and found for (row, _), found in runs.items()):
+            drawn[f"run-{line.name}"] = figures.run(table, runs, line.name), f"learning curves of {line.name}"
+    return drawn
+
+
+def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
+    """The page as HTML."""
+    table = material.table
+    inline = {
+        name: figure_files.inline(figure, name, f"{words}, {figures.conditions(table)}")
+        for name, (figure, words) in progress.each(drawn.items(), "drawing the page")
+    }
+    columns = [column for column in columns_of(table) if column.group != "letter"]
+    spans = [(group, len(list(members))) for group, members in itertools.groupby(columns, lambda column: column.group)]
+    shades = figures.colours(table)
+    return html_page.page(
+        "report.html",
+        title=formats.title(table),
+        conditions=figures.conditions(table),
+        comparable=table.comparable,
+        caption=formats.caption(table),
+        colouring=_colouring(table),
+        notes=table.notes,
+        spans=spans,
+        heads=columns,
+        rows=[
+            {
+                "name": line.name,
+                "opens_group": table.opens_group(number),
+                "cells": cells,
+                "figure": inline.get(f"run-{line.name}"),
+                "difference": _difference(table, line),
+                "runs": [_run(material, line, found) for found in (*line.runs, *line.stale)],
+            }
+            for number, (line, cells) in enumerate(zip(table.lines, _cells(table, columns), strict=True))
+        ],
+        findings=[_told(found) for found in material.findings],
+        ladder=_ladder(material.ladder, table),
+        margin_bleu=BLEU_TOLERANCE,
+        margin_ppl=f"{100 * math.expm1(paper_claims.HYPOTHESES[-2].margin):.1f}",
+        bootstrap=material.missing
+        or f"Over sentences: {paper_claims.RESAMPLES} resamples of {len(material.references)}.",
+        correlations=formats.rank_sentence(table),
+        figures={
+            "ladder": [inline[name] for name in ("ladder-ppl", "ladder-bleu") if name in inline],
+            "ranks": [inline[f"ranks-{metric.lower()}"] for metric in METRICS],
+            "groups": [inline[f"group-{letter[1].lower()}"] for letter in _GROUPS],
+            "curves": [
+                {"axis": axis, "figure": inline[f"curve-{quantity.replace('/', '-')}-{axis}"]}
+                for axis, quantity in itertools.product(curves.AXES, curves.QUANTITIES)
+            ],
+            "lengths": inline.get("lengths"),
+            "positions": inline["positions"],
+            "schedule": inline["schedule"],
+        },
+        axes=curves.AXES,
+        groups=_GROUPS,
+        switches=[
+            {"name": line.name, "group": line.group, "colour": _of_page(shades[line.name])} for line in table.lines
+        ],
+        positions_note=""
+        if material.learned
+        else "No checkpoint of e_learned_positions is here to draw its vectors from.",
+    )
+
+
+def main(run: Config) -> None:
+    """Writes the page and the figures of `<output>/<data>-<scale>` into `report/` there, and says where."""
+    folder = folders.sweep_folder(run) / "report"
+    material = gather(run)
+    with figure_files.style():
+        drawn = draw(material)
+        text = page(material, drawn)
+        for name, (figure, _) in progress.each(drawn.items(), "drawing the files"):
+            storage.write_bytes(folder / "figures" / f"{name}.svg", figure_files.svg(figure))
+            storage.write_bytes(folder / "figures" / f"{name}.png", figure_files.png(figure))
+    storage.write_text(folder / "report.html", text)
+    print(formats.title(material.table), folder / "report.html", sep="\n")
+    print(f"{folder / 'figures'}: {len(drawn)} figures, each as SVG and PNG")
+
+
+def _spread(table: Table, line: Line, key: str) -> float | None:
+    """The standard deviation over seeds of the row's figure, or of its difference from base where that is compared."""
+    of_rows = [line] if table.comparable else [line, table.base]
+    deviations = [found.deviation for row in of_rows if (found := row.measured(key)) is not None]
+    known = [deviation for deviation in deviations if deviation is not None]
+    return math.hypot(*known) if len(known) == len(of_rows) else None
+
+
+def _shade(table: Table, column: Column, line: Line) -> str:
+    """How many spreads better or worse, as a class of the page; empty below one, and where no spread is known."""
+    if column.group not in ("PPL", "BLEU") or column.name != ("diff" if table.comparable else "Δ ours"):
+        return ""
+    key, better = ("dev.ppl", -1) if column.group == "PPL" else ("dev.bleu.paper", +1)
+    own, base, spread = line.measured(key), table.base.measured(key), _spread(table, line, key)
+    if own is None or base is None or not spread or (line is table.base and not table.comparable):
+        return ""
+    paper = line.config.paper.ppl if column.group == "PPL" else line.config.paper.bleu
+    gain = (own.mean - (paper if table.comparable else base.mean)) * better / spread
+    return "" if abs(gain) < 1 else f"{'up' if gain > 0 else 'down'}{1 if abs(gain) < 2 else 2 if abs(gain) < 4 else 3}"
+
+
+def _colouring(table: Table) -> str:
+    against = "the paper" if table.comparable else "base"
+    if not any(_spread(table, line, "dev.ppl") for line in table.lines):
+        return f"No cell is coloured: with one seed a row nobody knows how large a difference from {against} is noise."
+    return (
+        f"Colours: the difference from {against} in units of its spread over seeds, from 1, 2 and 4 spreads;"
+        " green is better, orange worse. Rows with one seed have no spread and no colour."
+    )
+
+
+def _cells(table: Table, columns: list[Column]) -> list[list[dict[str, str]]]:
+    rows = []
+    for number, (line, cells) in enumerate(zip(table.lines, rows_of(columns), strict=True)):
+        row = []
+        for column, cell in zip(columns, cells, strict=True):
+            # An empty place says: as base
+            meant = column.cells[0] if column.group == "definition" and not cell.text else cell
+            value = str(number) if column.group == "row" else _sortable(meant)
+            style = _shade(table, column, line) or column.group
+            row.append({"text": cell.text, "value": value, "style": style})
+        rows.append(row)
+    return rows
+
+
+def _sortable(cell: Cell) -> str:
+    """The number in a cell, or its text; empty for a dash."""
+    text = cell.text.partition("±")[0].replace("−", "-").replace("–", "").removeprefix("+")
+    return f"{text[:-1]}000" if text.endswith("K") else text
+
+
+def _difference(table: Table, line: Line) -> str:
+    """What the row changes, in the paper's values and in those it was trained with here."""
+    changes = []
+    of_base, own = (dict(_values(row.config)) for row in (table.base, line))
+    small_base, small = (dict(_values(row.trained)) for row in (table.base, line))
+    for key, value in own.items():
+        if value != of_base[key]:
+            here = (
+                f" (here {small_base[key]} to {small[key]})"
+                if (small_base[key], small[key]) != (of_base[key], value)
+                else ""
+            )
+            changes.append(f"{key} from {of_base[key]} to {value}{here}")
+    return f"Differs from base in: {'; '.join(changes)}." if changes else "The base row."
+
+
+def _values(row: Config) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value, _ in leaves(row) if key.startswith(("model.", "training."))]
+
+
+def _run(material: Material, line: Line, run: Run) -> dict[str, Any]:
+    facts = []
+    for key, name in _FACTS.items():
+        value = look_up(run.result or {}, key)
+        if value is not None:
+            facts.append((name, _text(value)))
+    if run.result is None:
+        facts = [
+            ("cause", run.cause or f"{run.steps_done:,} of {line.trained.training.max_steps:,} updates"),
+            ("log", run.log),
+        ]
+    translations = material.translations.get((line.name, run.seed), [])
+    places = range(0, len(translations), max(1, len(translations) // SAMPLES))[:SAMPLES]
+    samples = [
+        [printable(side[place]) for side in (material.sources, material.references, translations)] for place in places
+    ]
+    status = "stale" if run in line.stale else run.status
+    return {"seed": run.seed, "status": status, "facts": facts, "samples": samples}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{printable(str(key))} {_text(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return " to ".join(_text(part) for part in value)
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return f"{value:,}" if isinstance(value, int) else printable(str(value))
+
+
+def _told(found: paper_claims.Finding) -> dict[str, str]:
+    hypothesis = found.hypothesis
+    bleu = hypothesis.metric == "BLEU"
+
+    def gain(effect: float) -> str:
+        text = f"{effect:+.2f}" if bleu else f"{100 * -math.expm1(-effect):+.1f} %"
+        return text.replace("-", "−")
+
+    def between(pair: tuple[float, float] | None) -> str:
+        return "–" if pair is None else f"{gain(pair[0])} to {gain(pair[1])}"
+
+    return {
+        "sentence": hypothesis.sentence,
+        "rows": (" = " if hypothesis.equal else " < ").join(hypothesis.rows),
+        "metric": hypothesis.metric,
+        "paper": gain(found.paper),
+        "ours": "–" if found.effect is None else gain(found.effect),
+        "interval": between(found.interval),
+        "sentences": between(found.sentences),
+        "p": "–" if found.p is None else _p_text(found.p),
+        "verdict": found.verdict,
+        "because": found.because,
+    }
+
+
+def _ladder(climbed: Ladder, table: Table) -> dict[str, Any]:
+    """What the page has of the ladder beside its figures: what each rung is, the claims there, and every effect."""
+    rungs = climbed.rungs
+    facts: dict[str, Callable[[Rung], str]] = {
+        "rows finished": _rows_finished,
+        "seeds": lambda rung: ", ".join(map(str, rung.table.seeds)) or "–",
+        "FLOPs of base's training": lambda rung: flops.power(rung.compute(rung.table.base) or rung.planned),
+        **{f"Spearman's ρ, {metric}": partial(_rank, metric=metric) for metric in METRICS},
+    }
+    effects = [
+        {
+            "row": line.name,
+            "metric": "ln PPL" if metric == "PPL" else "BLEU",
+            "paper": _effect_text(papers_effect(line, table.base, metric), metric),
+            "ours": [_effect_text(rung.effect(rung.table.lines[number], metric), metric) for rung in rungs],
+        }
+        for number, line in enumerate(table.lines)
+        for metric in METRICS
+        if line is not table.base
+    ]
+    here = {rung.table.scale.name for rung in (*rungs, *climbed.left_out)}
+    return {
+        "names": [rung.name for rung in rungs],
+        "facts": [(name, [fact(rung) for rung in rungs]) for name, fact in facts.items()],
+        "claims": list(zip(*([_told(found) for found in rung.findings] for rung in rungs), strict=True)),
+        "effects": effects,
+        "left_out": [f"{rung.name} ({rung.table.base.trained.training.max_steps})" for rung in climbed.left_out],
+        "min_updates": MIN_UPDATES,
+        "not_begun": [name for name in compose.scales() if name not in here],
+    }
+
+
+def _rows_finished(rung: Rung) -> str:
+    lines = rung.table.lines
+    return f"{sum(bool(line.finished) for line in lines)} of {len(lines)}"
+
+
+def _rank(rung: Rung, metric: Metric) -> str:
+    found = paper_claims.rank_correlation(rung.table, metric)
+    if found is None:
+        few = sum(bool(line.finished) for line in rung.table.lines) < MIN_ROWS
+        return "not enough rows" if few else "all rows are equal"
+    low, high = map(signed_text, found.interval)
+    return f"{signed_text(found.rho)} ({low} to {high}{'' if found.seeds > 1 else ', over rows alone'})"
+
+
+def _effect_text(effect: Effect | None, metric: Metric) -> str:
+    if effect is None:
+        return "–"
+    text = partial(signed_text, digits=3 if metric == "PPL" else 2)
+    between = "" if effect.interval is None else f" ({text(effect.interval[0])} to {text(effect.interval[1])})"
+    return f"{text(effect.value)}{between}" + (f" at {flops.power(effect.compute)}" if effect.compute else "")
+
+
+def _p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _of_page(colour: str) -> str:
+    return figure_files.INK_OF_PAGE if colour == figure_files.INK else colour

@@ -1,0 +1,159 @@
+"""`aiayn dashboard`: a W&B workspace that compares the rows of one scale and data set, built from the list below."""
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from aiayn.config import folders
+from aiayn.config.schema import ROWS, Config
+from aiayn.runs import jobs
+from aiayn.training import wandb_log
+
+MOST_RUNS = 100
+REMEDIES = {
+    "extra": "pip install -c constraints.txt -e '.[dashboard]'",
+    "key": "wandb login, or set WANDB_API_KEY",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of the workspace: what it shows of which metric."""
+
+    kind: Literal["bars", "lines", "comparer", "samples"]
+    title: str
+    metric: str = ""
+    logarithm: bool = False
+
+    def __str__(self) -> str:
+        shown = {
+            "bars": f"bars of {self.metric}, each row's mean and standard deviation over its seeds",
+            "lines": f"{self.metric} against {wandb_log.STEP}, each row's mean, least and most over its seeds",
+            "comparer": "the configurations and summaries of the runs side by side, where they differ",
+            "samples": f"table {self.metric}: source, reference, ours",
+        }
+        return f"{self.title}: {shown[self.kind]}{', logarithmic' if self.logarithm else ''}"
+
+
+SECTIONS = {
+    "Table 3": (
+        Panel("bars", "dev BLEU", "dev/bleu"),
+        Panel("bars", "dev PPL", "dev/ppl"),
+        Panel("comparer", "Differences"),
+    ),
+    "Learning curves": (
+        Panel("lines", "dev PPL", "dev/ppl", logarithm=True),
+        Panel("lines", "dev BLEU", "dev/bleu"),
+        Panel("lines", "training loss", "train/loss"),
+        Panel("lines", "learning rate", "train/learning_rate"),
+    ),
+    "Translations": (Panel("samples", "Samples of the dev set", wandb_log.TRANSLATIONS),),
+}
+COLUMNS = ("dev/bleu", "dev/ppl", "dev/bits_per_character", "dev/bleu_sacrebleu", "dev/bleu_intl")
+# The paper's groups, and in them the rows: keys of what each run says of itself
+LEVELS = (wandb_log.ROW_GROUP, "experiment")
+
+
+def main(run: Config) -> None:
+    """Builds the workspace and prints its link; without W&B says what it would build, and why it could not.
+
+    Asks nothing of the network unless `wandb.mode=online`. Exits with 1 when that was asked and could not be.
+    """
+    print(*described(run), sep="\n")
+    if run.wandb.mode != "online":
+        print(f"wandb.mode={run.wandb.mode}: W&B was not asked; with wandb.mode=online it is built")
+        return
+    link, trouble = built(run)
+    if link:
+        print(link)
+        return
+    print(f"aiayn: nothing was built: {trouble}", file=sys.stderr)
+    sys.exit(jobs.FAILED)
+
+
+def name(run: Config) -> str:
+    """The workspace's name: scale and data are never left out."""
+    return f"Table 3 at scale {run.scale.name} on {folders.setting(run)}"
+
+
+def described(run: Config) -> list[str]:
+    """What is to be built, in lines."""
+    lines = [
+        f"W&B workspace {name(run)!r} of {run.wandb.entity or 'your own entity'}/{run.wandb.project}",
+        f"runs: those of group {wandb_log.group(run)}, by {', then '.join(LEVELS)}; columns {', '.join(COLUMNS)}",
+    ]
+    for section, panels in SECTIONS.items():
+        lines += [f"{section}:", *(f"  {panel}" for panel in panels)]
+    return [*lines, f"runs kept offline are sent with: wandb sync {folders.sweep_folder(run)}/*/*/wandb/offline-run-*"]
+
+
+def built(run: Config) -> tuple[str, str]:
+    """The link of the workspace, or why there is none: a few questions, for each of which WANDB_HTTP_TIMEOUT holds."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    try:
+        with warnings.catch_warnings():
+            # wandb-workspaces 0.4.13 still declares its classes in pydantic's old way
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            import wandb
+            import wandb_workspaces.workspaces  # noqa: F401
+    except ImportError as error:
+        return "", f"{error}; {REMEDIES['extra']}"
+    try:
+        # Without a prompt: whoever has no key may not be there to give one
+        if not wandb.login(prompt=False, verify=False):
+            return "", f"there is no key for {wandb.setup().settings.base_url}; {REMEDIES['key']}"
+        entity = run.wandb.entity or wandb.Api().default_entity
+        if not entity:
+            return "", "your key belongs to no entity: give wandb.entity=..."
+        saved = workspace(run, entity).save()
+        return str(saved.url), ""
+    except (
+        Exception
+    ) as error:  # of many kinds, for the same cause: no network, a wrong key, a project that is not there
+        return "", " ".join(jobs.without_secrets(f"{type(error).__name__}: {error}").split())[:300]
+
+
+def workspace(run: Config, entity: str) -> Any:
+    """The workspace as wandb-workspaces has it; nothing is asked of the network before it is saved."""
+    from wandb_workspaces import workspaces as ws
+
+    return ws.Workspace(
+        entity=entity,
+        project=run.wandb.project,
+        name=name(run),
+        sections=[
+            ws.Section(name=section, panels=[_built(panel) for panel in panels], is_open=True)
+            for section, panels in SECTIONS.items()
+        ],
+        settings=ws.WorkspaceSettings(x_axis=wandb_log.STEP, max_runs=MOST_RUNS),
+        runset_settings=ws.RunsetSettings(
+            filters=ws.And(ws.Metric("Group") == wandb_log.group(run)),
+            groupby=[ws.Config(level) for level in LEVELS],
+            order=[ws.Ordering(ws.Config(level), ascending=True) for level in LEVELS],
+            pinned_columns=[f"summary:{column}" for column in COLUMNS],
+        ),
+    )
+
+
+def _built(panel: Panel) -> Any:
+    from wandb_workspaces.reports import v2 as wr
+
+    by_row: Any = {"groupby": wr.Config("experiment"), "groupby_aggfunc": "mean", "max_runs_to_show": MOST_RUNS}
+    if panel.kind == "bars":
+        return wr.BarPlot(
+            title=panel.title, metrics=[panel.metric], groupby_rangefunc="stddev", max_bars_to_show=len(ROWS), **by_row
+        )
+    if panel.kind == "lines":
+        return wr.LinePlot(
+            title=panel.title,
+            x=wandb_log.STEP,
+            y=[panel.metric],
+            log_y=panel.logarithm,
+            groupby_rangefunc="minmax",
+            **by_row,
+        )
+    if panel.kind == "samples":
+        return wr.WeavePanelSummaryTable(table_name=panel.metric)
+    return wr.RunComparer(diff_only="split")

@@ -1,0 +1,90 @@
+"""The devices of this machine: how many there are, and who has them."""
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+
+from aiayn.config.schema import ConfigError, Hardware
+
+# Below those that kernels hand out to whoever asks for any: a rank binds its port seconds after it was chosen
+PORTS = range(20000, 30000)
+
+
+def names(hardware: Hardware, limit: int = 0) -> list[str]:
+    """The devices that this machine has for runs of this kind, or `limit` of them: GPUs by UUID, groups of cores.
+
+    Raises ConfigError where there is no GPU, or for a limit beyond those that there are; cores may be shared.
+    """
+    if hardware.accelerator == "gpu":
+        found = gpus()
+        if not found:
+            raise ConfigError(f"hardware={hardware.name}: torch sees no GPU here; give hardware=cpu")
+        if limit > len(found):
+            raise ConfigError(f"hydra.launcher.devices={limit}: must be at most {len(found)}, the GPUs that torch sees")
+        return found[: limit or None]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return [str(number) for number in range(limit or max(hardware.devices, cores // hardware.threads))]
+
+
+def gpus() -> list[str]:
+    """The GPUs that a worker would see, as CUDA_VISIBLE_DEVICES names them."""
+    listed = "(f'GPU-{torch.cuda.get_device_properties(n).uuid}' for n in range(torch.cuda.device_count()))"
+    # Another process asks, so that this one starts no CUDA of its own
+    asked = [sys.executable, "-c", f"import torch; print(*{listed})"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
+
+
+class Pool:
+    """Devices that one command may use, each for one run at a time; a GPU is kept from every other command too."""
+
+    def __init__(self, hardware: Hardware, names: list[str]) -> None:
+        """ConfigError when a run asks for more than there are."""
+        if hardware.devices > len(names):
+            seen = " that torch sees" if hardware.accelerator == "gpu" else ""
+            raise ConfigError(f"hardware.devices={hardware.devices}: must be at most {len(names)}, all devices{seen}")
+        self.gpu, self.names = hardware.accelerator == "gpu", names
+        self.taken: set[str] = set()
+
+    def take(self, count: int, held: ExitStack) -> dict[str, str] | None:
+        """Takes devices until `held` is closed: the environment that shows them alone; None while they are not free."""
+        with ExitStack() as stack:
+            got: list[str] = []
+            for name in self.names:
+                if len(got) < count and name not in self.taken and (not self.gpu or _locked(name, stack)):
+                    got.append(name)
+            if len(got) < count:
+                return None
+            self.taken.update(got)
+            stack.callback(self.taken.difference_update, got)
+            held.enter_context(stack.pop_all())
+        # With all of them the workers see what this process sees, under whatever name
+        return {"CUDA_VISIBLE_DEVICES": ",".join(got)} if self.gpu and len(got) < len(self.names) else {}
+
+
+def port(held: ExitStack) -> int:
+    """A port where the ranks of one run meet, kept from every other run of this machine until `held` is closed."""
+    for number in PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", number))
+            if _locked(f"port {number}", held):
+                return number
+    raise ConfigError(
+        f"hardware.devices: no port from {PORTS[0]} to {PORTS[-1]} is free for ranks to meet; use 1 device"
+    )
+
+
+def _locked(name: str, stack: ExitStack) -> bool:
+    """A name in the kernel: no file that another user could not open, and gone with the process that holds it."""
+    if sys.platform != "linux":
+        return True
+    lock = stack.enter_context(socket.socket(socket.AF_UNIX))
+    try:
+        lock.bind(f"\0aiayn device {name}")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True

@@ -1,0 +1,212 @@
+"""What became of every run: its record in the run's folder, read so that damage never becomes a traceback."""
+
+import dataclasses
+import json
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from aiayn.config import compose
+from aiayn.core import storage
+from aiayn.config.schema import MEANING, PATHS, Config, Scale
+
+SCHEMA = 1
+RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"
+LOG = "worker.log"
+
+Status = Literal["finished", "failed", "half-done", "missing"]
+
+# The data of Table 3: on other text, cut in another way or at another scale, a difference from the paper's numbers says
+# nothing. Precision is no such condition: the paper names none.
+PAPER_DATA = "wmt14_en_de"
+# What a row says of itself.
+OF_ROW = ("model.", "fidelity.", "training.", "scale.", "decoding.")
+# What all runs of a table share, or they cannot be averaged or compared: all else that a run means, but for its seed.
+# Paths are not among it: the hashes say which text and which vocabulary, wherever a run was trained.
+SHARED = (
+    *sorted(key for key in MEANING - PATHS - {"experiment", "seed"} if not key.startswith(OF_ROW)),
+    *("sha256.data", "sha256.tokenizer"),
+)
+
+_FOLDER = re.compile(r"(?P<experiment>\w[\w.-]*(\+\w+)?)/seed(?P<seed>0|[1-9][0-9]{0,9})", re.ASCII)
+# What the report reads; the rest of a result is for people and may change without a new schema.
+_TABLES = ("config", "config.model", "config.training", "config.scale", "config.data", "device_seconds")
+_TEXTS = ("experiment", "scale", "data")
+_COUNTS = ("seed", "params", "params_at_40960_rows", "steps")
+_NUMBERS = (
+    *("train_seconds", "dev.ppl", "dev.bits_per_character"),
+    *("dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl"),
+)
+_LARGEST = 1e100
+_LONGEST_TEXT = 300
+# The sequences by which a terminal is told to change colour, move its cursor or set its title.
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of Table 3 under one seed: what became of it."""
+
+    experiment: str  # `a_h1`, or `a_h1+1f2e3d4c` with overrides that are not Table 3's
+    seed: int
+    status: Status
+    cause: str  # one printable line; empty unless failed
+    result: dict[str, Any] | None  # the checked result.json when finished
+    steps_done: int
+    log: str = ""  # where a failed run's own output is
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Every run under `folder` (runs/<data>-<scale>), by name and seed; folders that are no runs are passed over."""
+    found = [run for path in folder.glob("*/*/") if (run := read_run(path))]
+    return sorted(found, key=lambda run: (run.experiment, run.seed))
+
+
+def read_run(folder: Path) -> Run | None:
+    """What became of the run in this folder; None for a folder that is none of a run."""
+    match = _FOLDER.fullmatch(f"{folder.parent.name}/{folder.name}")
+    return _read_run(folder, match["experiment"], int(match["seed"])) if match else None
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The result.json at `path`. ValueError says what is wrong with one that is torn, foreign or of another schema."""
+    result = _read_json(path)
+    if result.get("schema") != SCHEMA or result.get("status") != "finished":
+        raise ValueError(f"{path.name}: not a finished result of schema {SCHEMA}")
+    shared = (str | int, [place_in_result(key) for key in SHARED])
+    for kind, keys in ((dict, _TABLES), (str, _TEXTS), (int, _COUNTS), (int | float, _NUMBERS), shared):
+        for key in keys:
+            value = look_up(result, key)
+            out_of_range = isinstance(value, int | float) and not 0 <= value <= _LARGEST
+            if not isinstance(value, kind) or isinstance(value, bool) or out_of_range:
+                raise ValueError(f"{path.name}: {key} is missing or has no sensible value")
+    return result
+
+
+def changed(claims: Mapping[str, Any], result: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
+    """What is claimed about a run's meaning or hashes, but its result denies: (key, the result's value, the claim)."""
+    values = ((key, look_up(result or {}, place_in_result(key)), claim) for key, claim in claims.items())
+    return [(key, value, claim) for key, value, claim in values if value != claim]
+
+
+def look_up(result: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key such as `dev.bleu.paper`; None when there is none."""
+    value: Any = result
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def printable(text: str) -> str:
+    """`text` as one line that no terminal or page acts upon: no escape sequences, controls or changes of direction."""
+    line = " ".join(_ESCAPE_SEQUENCE.sub("", text).split())
+    line = "".join(character for character in line if not unicodedata.category(character).startswith("C"))
+    return line if len(line) <= _LONGEST_TEXT else f"{line[: _LONGEST_TEXT - 1]}…"
+
+
+def row_line(config: Config, run: Run) -> str:
+    """One line on one run of `config`, to be printed as soon as it ends; beside the paper's figures if comparable."""
+    start = f"{run.experiment:<19} seed {run.seed}  {run.status}"
+    if run.result is None:
+        return f"{start}  {run.cause or f'after {run.steps_done:,} steps'}"
+    ppl, bleu = (
+        number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
+    )
+    paper = config.paper if comparable(config.scale, dataclasses.asdict(config.data)) else None
+    their_ppl, their_bleu = (f" (paper {paper.ppl:.2f})", f" (paper {paper.bleu:.1f})") if paper else ("", "")
+    return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"
+
+
+def number_text(value: float, digits: int) -> str:
+    """A figure in as few characters as its size allows."""
+    return f"{value:.{digits}f}" if value < 1000 else f"{value:.0f}" if value < 1e5 else f"{value:.0e}"
+
+
+def row_group(row: str) -> str:
+    """The paper's letter for a row's group, `(A)`; base and big stand alone."""
+    return row if row in ("base", "big") else f"({row[0].upper()})"
+
+
+def comparable(scale: Scale, data: Mapping[str, Any]) -> bool:
+    """Whether figures of this scale and these data settings may stand beside the paper's."""
+    return not unlike(data, PAPER_DATA) and changes_nothing(scale)
+
+
+def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
+    """The data settings that are not those of a corpus of ours, each with its value and the corpus's."""
+    own = compose.corpus_settings(corpus).items()
+    return [
+        printable(f"data.{key}={data.get(key)} instead of {value!r}")
+        for key, value in own
+        if f"data.{key}" in MEANING and data.get(key) != value
+    ]
+
+
+def factors(scale: Scale) -> dict[str, float]:
+    """What a scale multiplies, and by how much."""
+    others = ("name", "max_words", "pairs")
+    return {name: factor for name, factor in dataclasses.asdict(scale).items() if name not in others}
+
+
+def changes_nothing(scale: Scale) -> bool:
+    """Whether rows and text are the paper's: every factor is 1, every pair is used."""
+    return all(factor == 1 for factor in factors(scale).values()) and not (scale.max_words or scale.pairs)
+
+
+def _read_run(folder: Path, experiment: str, seed: int) -> Run:
+    try:
+        if (folder / RESULT).exists():
+            result = read_result(folder / RESULT)
+            _check_place(result, folder.parent.parent.name, experiment, seed)
+            return Run(experiment, seed, "finished", "", result, result["steps"])
+        steps = _steps_done(folder / METRICS)
+        if (folder / FAILURE).exists():
+            failure = _read_json(folder / FAILURE)
+            cause = f"{failure.get('cause', 'no cause recorded')} (exit code {failure.get('exit_code', 'unknown')})"
+            log = printable(str(folder / LOG)) if (folder / LOG).exists() else ""
+            return Run(experiment, seed, "failed", printable(cause), None, steps, log)
+        begun = (folder / METRICS).exists() or (folder / CHECKPOINTS).exists()
+        return Run(experiment, seed, "half-done" if begun else "missing", "", None, steps)
+    except (OSError, ValueError) as error:
+        return Run(experiment, seed, "failed", printable(f"{error}: delete that file and train again"), None, 0)
+
+
+def _check_place(result: dict[str, Any], sweep: str, experiment: str, seed: int) -> None:
+    """ValueError for a result that was copied here from another run's folder."""
+    here = (sweep, seed, experiment.partition("+")[0])
+    says = (f"{result['data']}-{result['scale']}", result["seed"], result["experiment"].partition("+")[0])
+    if says != here:
+        raise ValueError(f"{RESULT}: belongs to {says[0]}/{says[2]}/seed{says[1]}, not to this folder")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    def refuse(constant: str) -> float:
+        raise ValueError(f"{path.name}: holds {constant}, which is no number")
+
+    try:
+        value = json.loads(path.read_text("utf-8"), parse_constant=refuse)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path.name}: not JSON, perhaps torn ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name}: not a JSON object")
+    return value
+
+
+def _steps_done(metrics: Path) -> int:
+    """The last update that metrics.jsonl names; 0 when there is none."""
+    try:
+        for line in reversed(storage.read_lines(metrics)):
+            step = json.loads(line)["step"]
+            if isinstance(step, int):
+                return step
+    except (OSError, storage.StorageError, ValueError, TypeError, KeyError, RecursionError):
+        pass  # Damaged curves are for train to refuse; here they only say how far a half-done run came.
+    return 0
+
+
+def place_in_result(key: str) -> str:
+    """Where a result holds a hash, or a key of the configuration."""
+    return key if key.startswith("sha256.") else f"config.{key}"

@@ -1,0 +1,224 @@
+"""A sweep on this machine: one worker a run, as many side by side as there is room for, longest first.
+
+The ledger is the run folders themselves: a folder's name holds row, seed and a hash of what differs from the row, its
+`config.yaml` the run's whole meaning, `result.json` or `failure.json` what became of it, `.claim` who is at work on it.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from aiayn.config import folders
+from aiayn.config.schema import Config, ConfigError
+from aiayn.core import progress, signals
+from aiayn.core.storage import InUse, StorageError
+from aiayn.cost import flops, schedule
+from aiayn.data import prepare
+from aiayn.data.parallel_text import DataError
+from aiayn.runs import devices, jobs, records
+from aiayn.sweep.outcome import conclude, line_of, name_of
+
+POLL_SECONDS = 0.2
+TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class ScheduledRun:
+    """A run as `devices` schedules it."""
+
+    name: str  # no two runs of a sweep have the same folder
+    seconds: float  # in operations of one device
+    run: Config
+
+
+def work(run: Config) -> float:
+    """The operations of a run's training, its sentences as long as WMT14's: order, devices and time left rest on it."""
+    pieces, training = run.fidelity.rows(run.data.vocab_size), run.training
+    tokens = training.tokens_per_update * training.max_steps
+    return flops.training_flops(run.model, pieces, tokens, tokens, flops.LENGTH, flops.LENGTH)
+
+
+def shared(runs: list[Config], most: int, available: int) -> list[Config]:
+    """The runs, longest first, each with as many devices as in the schedule of `aiayn plan`."""
+    each = max((run.hardware.devices for run in runs), default=1)
+    rows = [ScheduledRun(str(folders.run_folder(run)), work(run), run) for run in runs]
+    shares = [(turn.row.run, len(turn.devices)) for turn in schedule.best_schedule(rows, each, most, available)]
+    return [
+        dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=count)) for run, count in shares
+    ]
+
+
+def prepare_once(runs: list[Config]) -> None:
+    """Prepares what the unfinished runs learn from, so that no worker of them waits for another one's download.
+
+    Raises what stopped it where no corpus could be prepared. One that could not among others is left to its own rows,
+    which fail by themselves.
+    """
+    corpora = {folders.prepared_folder(run): run for run in runs if not jobs.is_finished(run)}
+    failures: list[Exception] = []
+    with progress.stages("prepare") as tell:
+        for run in corpora.values():
+            try:
+                prepare.prepare(run, tell)
+            except (ConfigError, DataError, StorageError) as error:
+                failures.append(error)
+                tell(str(error))
+    if failures and len(failures) == len(corpora):
+        raise failures[-1]
+
+
+class Sweep:
+    """Runs at work, done and to come, and the one display of them all."""
+
+    def __init__(self, runs: list[Config], names: list[str], patience: float, most: int = 0) -> None:
+        # Points that differ only in what changes no number share a folder: they are one run
+        self.runs = list({folders.run_folder(run): run for run in runs}.values())
+        hardware, self.patience = self.runs[0].hardware, patience
+        self.pool = devices.Pool(hardware, names)
+        unfinished = [run for run in self.runs if not jobs.is_finished(run)]
+        self.failed_before = {folders.run_folder(run): written(run) for run in unfinished}
+        self.waiting = shared(unfinished, most or schedule.most_of_one(hardware, len(names)), len(names))
+        self.elsewhere: list[Config] = []  # another command is at work on them
+        self.active: dict[Path, jobs.Job] = {}
+        self.signs: dict[Path, tuple[float, float]] = {}  # newest file, and when it was seen
+        self.ended: list[int] = []
+        self.finished_before = len(self.runs) - len(self.waiting)
+        self.total = sum(map(work, self.waiting)) or 1.0
+        self.console = Console(soft_wrap=True)
+        self.display = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not progress.watched_by_somebody(sys.stdout),
+            speed_estimate_period=600.0,
+        )
+        self.whole = self.display.add_task("sweep", total=1.0, state="")
+        self.bars: dict[Path, TaskID] = {}
+
+    def work_through(self) -> int:
+        """Works through the runs, longest first, and returns the exit code of the whole."""
+        each = self.runs[0].hardware.devices
+        wide = [f", {name_of(run)} on {n}" for run in self.waiting if (n := run.hardware.devices) > each]
+        self.console.print(
+            f"{len(self.runs)} runs, {self.finished_before} finished before,"
+            f" up to {len(self.pool.names) // each} side by side{''.join(wide)}"
+        )
+        with self.display, signals.StopFlag() as stop:
+            while self.active or ((self.waiting or self.elsewhere) and not stop.asked):
+                if not stop.asked:
+                    self.fill()
+                for folder, job in list(self.active.items()):
+                    if stop.asked:
+                        job.stop(stop.asked)
+                    if job.ended():
+                        self.end(folder)
+                    elif self.silent_for(job) > self.patience:
+                        job.abort(f"no sign of life for {self.patience / 60:g} minutes: killed")
+                self.show()
+                time.sleep(POLL_SECONDS)
+        code = conclude([*self.ended, jobs.INTERRUPTED if stop.asked else jobs.DONE], len(self.runs))
+        if signals.requeues(stop.asked):
+            print(signals.requeue())
+        return code
+
+    def fill(self) -> None:
+        """Begins as many runs as there are devices for; those that another command has are tried again each time."""
+        others, self.elsewhere = self.elsewhere, []
+        for run in others:
+            if not self.begin(run):
+                self.elsewhere.append(run)
+        # The first in the line waits for as many devices as it needs, and the others wait behind it
+        while self.waiting and self.begin(self.waiting[0]):
+            self.waiting.pop(0)
+
+    def begin(self, run: Config) -> bool:
+        """Starts the workers of a run, unless another command is at work on it or has been, or it cannot be begun.
+
+        False while there are no devices for it.
+        """
+        folder = folders.run_folder(run)
+        try:
+            with ExitStack() as held:
+                environment = self.pool.take(run.hardware.devices, held)
+                if environment is None:
+                    return False
+                held.enter_context(jobs.claim(run))
+                if jobs.is_finished(run):
+                    self.report(run, jobs.DONE)
+                elif written(run) not in (None, self.failed_before[folder]):
+                    self.report(run, jobs.FAILED)
+                else:
+                    jobs.check_folder(run)
+                    self.active[folder] = jobs.start(run, folder / "worker.log", held.pop_all(), environment)
+                    self.bars[folder] = self.display.add_task(name_of(run), total=1.0, state="starting")
+        except InUse:
+            self.elsewhere.append(run)
+        except (ConfigError, StorageError, OSError) as error:
+            self.ended.append(jobs.FAILED)
+            self.say(f"{name_of(run)}  failed  {error}")
+        return True
+
+    def end(self, folder: Path) -> None:
+        """Says what became of a run whose workers have ended."""
+        job = self.active.pop(folder)
+        self.display.remove_task(self.bars.pop(folder))
+        self.report(job.run, jobs.close(job))
+
+    def report(self, run: Config, code: int) -> None:
+        """Counts a run and prints its line."""
+        self.ended.append(code)
+        self.say(line_of(run, code))
+
+    def say(self, line: str) -> None:
+        """Prints a run's line with its number."""
+        number = f"[{self.finished_before + len(self.ended)}/{len(self.runs)}]"
+        self.console.print(f"{number} {line}", markup=False, highlight=False)
+
+    def silent_for(self, job: jobs.Job) -> float:
+        """Seconds since a run last wrote anything."""
+        found = (job.folder / name for name in (records.METRICS, records.LOG, records.CHECKPOINTS))
+        newest = max((path.stat().st_mtime for path in found if path.exists()), default=0.0)
+        now = time.monotonic()
+        before, since = self.signs.get(job.folder, (-1.0, now))
+        self.signs[job.folder] = (newest, since if newest == before else now)
+        return now - self.signs[job.folder][1]
+
+    def show(self) -> None:
+        """Brings the bars up to date."""
+        left = sum(map(work, [*self.waiting, *self.elsewhere]))
+        for folder, job in self.active.items():
+            step = last_step(folder)
+            left += work(job.run) * (1 - step / job.run.training.max_steps)
+            state = f"update {step} of {job.run.training.max_steps}"
+            self.display.update(self.bars[folder], completed=step / job.run.training.max_steps, state=state)
+        elsewhere = f", {len(self.elsewhere)} at work elsewhere" if self.elsewhere else ""
+        state = f"{self.finished_before + len(self.ended)} of {len(self.runs)} done{elsewhere}"
+        self.display.update(self.whole, completed=1 - left / self.total, state=state)
+
+
+def written(run: Config) -> int | None:
+    """When the run's last failure was written, if it has any: a newer one is another command's, during this sweep."""
+    path = folders.run_folder(run) / records.FAILURE
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def last_step(folder: Path) -> int:
+    """The last update that a run has recorded, read from the end of its metrics; 0 when that says none."""
+    path = folder / records.METRICS
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+        return int(json.loads(lines[-1])["step"]) if lines else 0
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return 0  # No reason to stop a sweep: whether the file is sound is for the run itself to say

@@ -1,0 +1,117 @@
+"""How Hydra's multirun becomes worker processes. Hydra takes plugins only from packages named `hydra_plugins`."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+# Hydra's grid of overrides, which no public name has
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+# What takes seconds to import is imported where it is used: Hydra loads this file for every command
+if TYPE_CHECKING:
+    from aiayn.config.schema import Config
+
+IN_THE_QUEUE = (
+    "; jobs that are submitted go on: squeue --me shows them, scancel --me --name=aiayn stops them,"
+    " and when they have ended the same command goes on from there"
+)
+
+
+class Rows(BasicSweeper):
+    """Hydra's grid sweep, of which all is checked before the first run starts, and the finished are left out."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keeps what Hydra hands over."""
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        self.command = task_function.__name__
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Hands every point of the grid to the launcher at once. Exits with 75 or 1 unless all are done."""
+        from aiayn import cli
+        from aiayn.sweep import other_launchers
+
+        if self.command != "train":
+            cli.fail(f"{self.command} takes one run: only train sweeps, with -m or a sweep file")
+        if "RANK" in os.environ:
+            cli.fail("torchrun's ranks share one run: give it one, without -m and -cn")
+        assert self.hydra_context is not None
+        assert self.launcher is not None
+        assert self.config is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        (points,) = self.split_arguments(overrides, max_batch_size=None)
+        if isinstance(self.launcher, SideBySide):  # does the rest itself
+            return self.launcher.launch(points, initial_job_idx=0)
+        with cli.one_line_errors():
+            runs = checked(self.hydra_context, self.config, points)
+        code = other_launchers.hand_over(runs, lambda numbers: self.codes([points[number] for number in numbers]))
+        if code:
+            sys.exit(code)
+        return []
+
+    def codes(self, points: Sequence[Sequence[str]]) -> list[int]:
+        """The exit codes of runs that somebody else's launcher has started. Exits when it is stopped or fails."""
+        from aiayn import cli
+        from aiayn.core import signals
+
+        assert self.launcher is not None
+        assert self.config is not None
+        name = self.config.hydra.runtime.choices["hydra/launcher"]
+        remedy = IN_THE_QUEUE if "slurm" in name else "; repeat the command to go on from here"
+        try:
+            ended = self.launcher.launch(points, initial_job_idx=0)
+        except (KeyboardInterrupt, signals.Interrupted):  # some launchers set a handler of their own
+            cli.fail(f"stopped{remedy}", 75)
+        except Exception as error:  # of a type of its own: no cluster, a job that it has lost
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            cli.fail(f"hydra/launcher={name}: {cause[:1000]}{remedy}", 1)
+        return [job.return_value for job in ended]
+
+
+def checked(context: HydraContext, composed: DictConfig, points: Sequence[Sequence[str]]) -> "list[Config]":
+    """The runs of a sweep, or the errors of `config.convert` and `prepare.check`."""
+    from aiayn.config import compose
+    from aiayn.data import prepare
+
+    runs = [compose.convert(context.config_loader.load_sweep_config(composed, list(point))) for point in points]
+    for run in runs:
+        prepare.check(run)
+    return runs
+
+
+class SideBySide(Launcher):
+    """One worker process per run on this machine."""
+
+    def __init__(self, devices: int, most: int, patience: float) -> None:
+        self.devices, self.most, self.patience = devices, most, patience
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keeps what Hydra hands over; the runs go to workers, so that the task function is not called."""
+        self.hydra_context, self.config = hydra_context, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Checks every run, then works through what is not finished. Exits with 75 or 1 unless all are done."""
+        from aiayn import cli
+        from aiayn.runs import devices, jobs
+        from aiayn.sweep import launcher
+
+        for key, value, nought in (("devices", self.devices, "all"), ("most", self.most, "what aiayn plan gives it")):
+            if not isinstance(value, int) or value < 0:
+                cli.fail(f"hydra.launcher.{key}={value}: must be a whole number, 0 for {nought}")
+        if not isinstance(self.patience, int | float) or not self.patience > 0:
+            cli.fail(f"hydra.launcher.patience={self.patience}: must be a number of minutes above 0")
+        with cli.one_line_errors():
+            runs = checked(self.hydra_context, self.config, job_overrides)
+            names = devices.names(runs[0].hardware, self.devices)
+            launcher.prepare_once(runs)
+            sweep = launcher.Sweep(runs, names, 60 * self.patience, self.most)
+        code = sweep.work_through()
+        if code != jobs.DONE:
+            sys.exit(code)
+        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=0) for o in job_overrides]

@@ -1,0 +1,229 @@
+"""`aiayn criteria`: do the rows of a scale train as the paper's do? Read from finished runs alone."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiayn.config import folders
+from aiayn.config.schema import ROWS, Config, ConfigError
+from aiayn.core import storage
+from aiayn.runs import records
+from aiayn.runs.records import METRICS, Run, look_up
+from aiayn.tables import table3
+from aiayn.tables.table3 import Line, Table
+
+Points = Sequence[tuple[int, float]]
+"""(update, value), in order."""
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How one run trained; nan where it was too short to tell."""
+
+    epochs: float
+    fall: float  # of dev PPL in the last tenth of the updates, as a share
+    start: float  # the share of the training loss's fall that is made in the first fifth of the updates
+    relapse: float  # the largest rise of the training loss from one twentieth of the updates to the next, in nats
+    train_nats: float  # a token, over the last tenth of the updates, without smoothing
+    dev_nats: float  # a token, at the end
+    half_width: float  # of the bootstrap 95 % interval of BLEU
+    spread: float  # over the row's seeds, of ln(dev PPL); nan for a single one
+    minutes: float  # of training
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What every row of a scale must fulfil."""
+
+    text: str
+    column: str
+    value: Callable[[Behaviour], float]
+    holds: Callable[[float], bool]
+    form: str
+    rows: tuple[str, ...] = ROWS
+
+
+# big trains three times as long as the others in the paper, too
+CRITERIA = (
+    Criterion(
+        "the corpus is seen 15 to 40 times",
+        "epochs",
+        lambda run: run.epochs,
+        lambda value: 15 <= value <= 40,
+        ".1f",
+        tuple(row for row in ROWS if row != "big"),
+    ),
+    Criterion(
+        "dev PPL falls by at most 2 % in the last tenth of the updates",
+        "fall %",
+        lambda run: 100 * run.fall,
+        lambda value: value <= 2,
+        "+.1f",
+    ),
+    Criterion(
+        "no plateau at the start: half of the training loss's fall is made in a fifth of the updates",
+        "start",
+        lambda run: run.start,
+        lambda value: value >= 0.5,
+        ".2f",
+    ),
+    Criterion(
+        "no relapse: the training loss of a twentieth of the updates is at most 0.1 nats above the one before",
+        "relapse",
+        lambda run: run.relapse,
+        lambda value: value <= 0.1,
+        "+.2f",
+    ),
+    Criterion(
+        "seeds agree: ln(dev PPL) has a standard deviation below 0.03",
+        "spread",
+        lambda run: run.spread,
+        lambda value: value < 0.03,
+        ".3f",
+    ),
+    Criterion(
+        "without dropout the training loss ends below the dev loss",
+        "train - dev",
+        lambda run: run.train_nats - run.dev_nats,
+        lambda value: value < 0,
+        "+.2f",
+        ("d_dropout00",),
+    ),
+    Criterion(
+        "the bootstrap 95 % interval of BLEU is at most ±1.5",
+        "± BLEU",
+        lambda run: run.half_width,
+        lambda value: value <= 1.5,
+        ".2f",
+    ),
+)
+
+
+def behaviour(run: Run, line: Line, metrics: Path) -> Behaviour:
+    """How a finished run of a row trained. ValueError for metrics that are damaged."""
+    result = run.result
+    assert result is not None
+    updates = result["steps"]
+    nats, ppl = _points(metrics, "train/nats"), _points(metrics, "dev/ppl")
+    before = [value for step, value in ppl if step <= 0.9 * updates]
+    first, fifth, last = (_mean(nats, updates, *part) for part in ((0, 0.01), (0.19, 0.2), (0.9, 1)))
+    twentieths = [_mean(nats, updates, i / 20, (i + 1) / 20) for i in range(20)]
+    low, high = look_up(result, "dev.bleu_ci95")
+    logarithms = [math.log(look_up(other, "dev.ppl")) for other in line.finished]
+    return Behaviour(
+        epochs=result["epochs"],
+        fall=1 - look_up(result, "dev.ppl") / before[-1] if before else math.nan,
+        start=(first - fifth) / (first - last),
+        relapse=max(after - earlier for earlier, after in itertools.pairwise(twentieths)),
+        train_nats=last,
+        dev_nats=math.log(look_up(result, "dev.ppl")),
+        half_width=(high - low) / 2,
+        spread=statistics.stdev(logarithms) if len(logarithms) > 1 else math.nan,
+        minutes=result["train_seconds"] / 60,
+    )
+
+
+def alike(rows: Mapping[str, Config]) -> list[tuple[str, str]]:
+    """The pairs of rows that a scale makes equal."""
+
+    def own(row: Config) -> object:
+        return dataclasses.asdict(row.model), dataclasses.asdict(row.training)
+
+    return [(one, other) for one, other in itertools.combinations(rows, 2) if own(rows[one]) == own(rows[other])]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the finished rows say of one criterion."""
+
+    text: str
+    missed: tuple[str, ...]  # rows that miss it, with their values
+    known: int  # rows that can tell
+    rows: int  # rows that must fulfil it
+
+    def __str__(self) -> str:
+        if self.missed:
+            return f"MISSED: {self.text} ({', '.join(self.missed)})"
+        return f"{'holds' if self.known == self.rows else 'open'}: {self.text} ({self.known} of {self.rows} rows)"
+
+
+def verdicts(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> list[Verdict]:
+    """Of every criterion: of the rows that are there, which miss it."""
+    made = []
+    for criterion in CRITERIA:
+        measured = {row: criterion.value(found[row]) for row in criterion.rows if row in found}
+        known = {row: value for row, value in measured.items() if not math.isnan(value)}
+        missed = [f"{row} {value:{criterion.form}}" for row, value in known.items() if not criterion.holds(value)]
+        made.append(Verdict(criterion.text, tuple(missed), len(known), len(criterion.rows)))
+    narrow = min(row.model.d_k for row in rows.values())
+    missed = [f"d_k {narrow}"] if narrow < 4 else []
+    missed += [f"{one} = {other}" for one, other in alike(rows)]
+    every = "no row degenerates: d_k is at least 4, no two rows are equal"
+    return [*made, Verdict(every, tuple(missed), len(rows), len(rows))]
+
+
+def text(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> str:
+    """A Markdown table of all rows, then the verdicts."""
+    lines = [
+        f"| row | {' | '.join(criterion.column for criterion in CRITERIA)} | minutes |",
+        f"|---|{'---|' * (len(CRITERIA) + 1)}",
+    ]
+    for row, run in found.items():
+        values = [f"{criterion.value(run):{criterion.form}}" for criterion in CRITERIA]
+        lines.append(f"| {row} | {' | '.join(values)} | {run.minutes:.1f} |")
+    absent = [row for row in ROWS if row not in found]
+    lines += ["", f"{len(found)} rows, {sum(run.minutes for run in found.values()):.0f} minutes of training"]
+    lines += [f"missing: {', '.join(absent)}"] if absent else []
+    return "\n".join([*lines, *(f"- {verdict}" for verdict in verdicts(found, rows))])
+
+
+def behaviours(table: Table, folder: Path, seed: int) -> dict[str, Behaviour]:
+    """The rows of a table that are finished with a seed; those whose files are damaged are left out."""
+    found = {}
+    for line in table.lines:
+        for run in line.runs:
+            if run.seed == seed and run.result is not None:
+                with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                    found[line.name] = behaviour(run, line, folder / line.name / f"seed{seed}" / METRICS)
+    return found
+
+
+def judged(table: Table, folder: Path) -> Table:
+    """The same table with what its first finished seed misses, for its caption."""
+    if not table.seeds:
+        return table
+    found = behaviours(table, folder, table.seeds[0])
+    made = verdicts(found, {line.name: line.trained for line in table.lines})
+    return dataclasses.replace(table, missed=tuple(_short(verdict) for verdict in made if verdict.missed))
+
+
+def _short(verdict: Verdict) -> str:
+    few = len(verdict.missed) <= 3
+    return f"{verdict.text} ({', '.join(verdict.missed) if few else f'{len(verdict.missed)} rows'})"
+
+
+def _points(metrics: Path, quantity: str) -> Points:
+    rows = [json.loads(line) for line in storage.read_lines(metrics)]
+    return [(int(row["step"]), float(row[quantity])) for row in rows if quantity in row]
+
+
+def _mean(points: Points, updates: int, start: float, end: float) -> float:
+    """Over the updates between two shares of all."""
+    inside = [value for step, value in points if start * updates < step <= end * updates]
+    return statistics.mean(inside) if inside else math.nan
+
+
+def main(run: Config) -> None:
+    """Prints the criteria for the rows of `<output>/<data>-<scale>` that are finished with the seed asked for."""
+    folder = folders.sweep_folder(run)
+    table = table3.table(run, records.read_runs(folder))
+    found = behaviours(table, folder, run.seed)
+    if not found:
+        raise ConfigError(f"seed={run.seed}: no row is finished in {folder}; train with `-m 'experiment=glob(*)'`")
+    print(text(found, {line.name: line.trained for line in table.lines}))

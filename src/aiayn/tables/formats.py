@@ -1,0 +1,240 @@
+"""Table 3, the paper beside ours, for a terminal and as Markdown, CSV and LaTeX."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import re
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+from tabulate import tabulate
+
+from aiayn.config.schema import ConfigError
+from aiayn.runs.records import PAPER_DATA, factors, look_up, unlike
+from aiayn.tables.paper_claims import METRICS, MIN_ROWS, rank_correlation
+from aiayn.tables.table3 import DEFINITION, Table
+from aiayn.tables.table3_columns import STATUS, Cell, Column, columns_of, rows_of, signed_text, value_text
+
+_COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
+# What a terminal leaves out, the first that fits: a row's letter, its name, or its cells say the same.
+_LAYOUTS = ({"letter"}, {"row"}, {"letter", "definition"}, {"letter", "definition", "params"})
+
+
+def render(table: Table, format: str, console: Console | None = None) -> str:
+    """The table as text in a format: `terminal`, `md`, `csv` or `latex`.
+
+    For the terminal it is as wide and as coloured as `console` (standard output when none is given) allows; a file or a
+    pipe gets every column, without colour. ConfigError for another format.
+    """
+    if format == "terminal":
+        return _terminal(table, console or Console())
+    formats: dict[str, Callable[[Table], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
+    if format not in formats:
+        raise ConfigError(f"format={format}: must be one of terminal, {', '.join(formats)}")
+    return formats[format](table)
+
+
+def title(table: Table) -> str:
+    """What stands above the table: the scale and the data are never left out."""
+    finished = f"{sum(bool(line.finished) for line in table.lines)} of {len(table.lines)} rows finished"
+    conditions = "" if table.comparable else " (not the paper's conditions)"
+    return f"Table 3 at scale {table.scale.name} on {table.data}{conditions}: {finished}"
+
+
+def caption(table: Table) -> str:
+    """The sentences without which the figures would mislead."""
+    changed = {name.replace("_", " "): factor for name, factor in factors(table.scale).items() if factor != 1}
+    multiplied = ", ".join(f"{name} × {factor:g}" for name, factor in changed.items()) or "every factor is 1"
+    small = ", ".join(f"{name} {value_text(table.base.trained, section, key)}" for name, section, key in DEFINITION)
+    seeds = ", ".join(map(str, table.seeds)) or "none finished"
+    deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
+    sentences = [
+        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.{_settings(table)}",
+        f"Of all splits, pairs of at most {table.scale.max_words} words a side." if table.scale.max_words else "",
+        f"Training text: the first {table.scale.pairs:,} of its pairs." if table.scale.pairs else "",
+        f"Precision: {look_up(table.reference, 'config.hardware.precision')}.",
+        f"Criteria for a scale that are missed: {'; '.join(table.missed)}." if table.missed else "",
+        f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
+        "diff is ours minus the paper's.",
+        ""
+        if table.comparable
+        else "Made under other conditions than the paper's: compare effects, not figures; Δ is a row minus its base.",
+        f"Seeds: {seeds}{deviation}.",
+        f"PPL per token and params in millions: the paper's with its vocabulary, {_vocabulary(table)}.",
+        "40 960: our params if the vocabulary had as many rows as the released code's." if table.comparable else "",
+        "BLEU is the paper's recipe (Moses tokens, compounds split, cased), not sacreBLEU 13a.",
+        "Row (E): learned positional embedding instead of sinusoids.",
+        rank_sentence(table),
+        f"Runs with other settings than a row's, left out: {table.others}." if table.others else "",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _settings(table: Table) -> str:
+    """How text of the paper's name is not the paper's; other text has another name."""
+    data = look_up(table.reference, "config.data")
+    others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
+    return f" Not as in the paper: {'; '.join(others)}." if others else ""
+
+
+def rank_sentence(table: Table) -> str:
+    """Spearman's rho between the paper's rows and ours, for each metric with its interval, or why there is none."""
+    start = "Spearman's ρ between the paper's rows and ours"
+    rows = sum(bool(line.finished) for line in table.lines)
+    if rows < MIN_ROWS:
+        return f"{start}: not enough rows ({rows} finished, at least {MIN_ROWS} needed)."
+    told, drawn = [], "rows"
+    for metric in METRICS:
+        found = rank_correlation(table, metric)
+        if found is None:
+            told.append(f"{metric} none, all rows are equal")
+            continue
+        low, high = map(signed_text, found.interval)
+        told.append(f"{metric} {signed_text(found.rho)} ({low} to {high})")
+        drawn = "rows and seeds" if found.seeds > 1 else "rows alone, since no row has a second seed"
+    return f"{start}: {', '.join(told)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
+
+
+def _vocabulary(table: Table) -> str:
+    if look_up(table.reference, "config.tokenizer") == "paper":
+        return "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
+    return "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
+
+
+def _terminal(table: Table, console: Console) -> str:
+    for left_out in _LAYOUTS:
+        grid = _grid(table, [column for column in columns_of(table) if column.group not in left_out])
+        width = max(line.cell_len for line in grid)
+        if width <= console.width or not console.is_terminal:
+            break
+    if not console.is_terminal:
+        console = Console(file=console.file, width=width, color_system=None)
+    notes = [
+        Text.assemble((status, _COLOURS[STATUS[status]]), f"  {run}: {detail}") for run, status, detail in table.notes
+    ]
+    with console.capture() as capture:
+        console.print(Text(title(table), "bold"), *grid, sep="\n", no_wrap=True, crop=True)
+        console.print(Text(caption(table), "dim"), *notes, sep="\n")
+    return capture.get()
+
+
+def _grid(table: Table, columns: Sequence[Column]) -> list[Text]:
+    """The lines of the table, its groups of columns divided by bars and its groups of rows by rules."""
+    gaps = ["", *(" │ " if after.title != before.title else " " for before, after in itertools.pairwise(columns))]
+
+    def line(cells: Sequence[Cell], style: str = "") -> Text:
+        text = Text()
+        for cell, gap, column in zip(cells, gaps, columns, strict=True):
+            text.append(gap, "dim").append(column.pad(cell.text, column.width), _COLOURS.get(cell.style, style))
+        return text
+
+    titles = Text()
+    for title, members in itertools.groupby(zip(columns, gaps, strict=True), lambda member: member[0].title):
+        group = list(members)
+        bar = group[0][1]
+        width = sum(column.width + len(gap) for column, gap in group) - len(bar)
+        titles.append(bar, "dim").append(f"{title:^{width}}", "bold")
+    head = line([Cell(column.name) for column in columns], "bold")
+    rule = Text("".join("┼" if character == "│" else "─" for character in head.plain), "dim")
+    lines = [titles, head]
+    for number, row in enumerate(rows_of(columns)):
+        lines += [rule, line(row)] if table.opens_group(number) else [line(row)]
+    return [*lines, rule]
+
+
+def _markdown(table: Table) -> str:
+    columns = [column for column in columns_of(table) if column.group != "letter"]
+    head = [_markdown_text(f"{column.title} {column.name}".strip()) for column in columns]
+    rows = [[_markdown_text(cell.text) for cell in row] for row in rows_of(columns)]
+    align = ["right" if column.align == "r" else "left" for column in columns]
+    text = tabulate(rows, head, tablefmt="pipe", colalign=align, disable_numparse=True)
+    notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in table.notes]
+    below = _markdown_text(caption(table))
+    parts = [f"### {_markdown_text(title(table))}", text, below, "\n".join(notes)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _markdown_text(text: str) -> str:
+    # An underscore inside a word means nothing on GitHub, and `P_drop` reads better without a backslash.
+    return re.sub(r"[\\`*\[\]<>|~&$]|\b_|_\b", lambda special: f"\\{special[0]}", text)
+
+
+def _csv(table: Table) -> str:
+    """Every number in full, and nothing left to a caption."""
+    ranks: dict[str, float | None] = {}
+    for metric in METRICS:
+        found = rank_correlation(table, metric)
+        figures = (found.rho, *found.interval) if found else (None, None, None)
+        names = (f"spearman_{metric.lower()}{end}" for end in ("", "_low", "_high"))
+        ranks |= dict(zip(names, figures, strict=True))
+    keys = ("dev.ppl", "dev.bits_per_character", "dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl")
+    records = []
+    for line in table.lines:
+        config = line.config
+        record = {"row": line.name, **{key: getattr(getattr(config, section), key) for _, section, key in DEFINITION}}
+        record |= {"learned_positions": config.model.learned_positions}
+        record |= {f"paper_{key}": value for key, value in dataclasses.asdict(config.paper).items()}
+        record |= {"status": line.status, "seeds": " ".join(str(run.seed) for run in line.runs if run.result)}
+        for key in keys:
+            value = line.measured(key)
+            name = key.removeprefix("dev.").replace(".", "_")
+            record |= {name: value and value.mean, f"{name}_deviation": value and value.deviation}
+        record |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
+        record |= {"data": table.data, "precision": look_up(table.reference, "config.hardware.precision")}
+        record |= {"comparable": table.comparable, "scale": table.scale.name}
+        record |= {f"scale_{name}": value for name, value in dataclasses.asdict(table.scale).items() if name != "name"}
+        record |= ranks
+        record |= {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
+        records.append(record)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def _latex(table: Table) -> str:
+    columns = [column for column in columns_of(table) if column.group != "letter"]
+    spans = [(title, len(list(group))) for title, group in itertools.groupby(columns, lambda column: column.title)]
+    lines = [
+        " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_latex_text(title)}}}" for title, count in spans) + r" \\",
+        " & ".join(_latex_symbol(column.name) for column in columns) + r" \\",
+    ]
+    for number, row in enumerate(rows_of(columns)):
+        cells = " & ".join(_latex_text(cell.text) for cell in row) + r" \\"
+        lines += [r"\hline", cells] if table.opens_group(number) else [cells]
+    notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+            rf"\caption{{{_latex_text(' '.join([f'{title(table)}.', caption(table), *notes]))}}}",
+            rf"\begin{{tabular}}{{{''.join(column.align for column in columns)}}}",
+            r"\hline",
+            *lines,
+            r"\hline",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", '"': "''", "…": r"\ldots{}"}
+_LATEX |= {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "ε": r"$\epsilon$", "–": "--"}
+_LATEX |= {character: f"${character}$" for character in "<>|"}
+_LATEX |= {character: f"\\{character}" for character in "{}$&#_%"}
+
+
+def _latex_text(text: str) -> str:
+    # Any other character beyond ASCII would need a font that plain LaTeX does not load.
+    return "".join(_LATEX.get(character, character if character.isascii() else "?") for character in text)
+
+
+def _latex_symbol(name: str) -> str:
+    symbol, subscript, index = name.partition("_")
+    if subscript:
+        return rf"${_latex_text(symbol).strip('$')}_{{\mathrm{{{index}}}}}$"
+    return f"${name}$" if name in ("N", "h") else _latex_text(name)

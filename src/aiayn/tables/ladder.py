@@ -1,0 +1,117 @@
+"""Table 3 at several scales: each row's effect against what training it computes, beside the paper's own."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aiayn.config.schema import Config
+from aiayn.cost import flops
+from aiayn.runs.records import look_up
+from aiayn.tables.paper_claims import KEYS, Finding, Metric, rise
+from aiayn.tables.table2 import PIECES
+from aiayn.tables.table3 import Line, Table
+
+MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an effect says nothing
+
+_MOST_TOKENS = 10**18  # a count beyond it is none of training
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the compute of a run depends on beside its model and its tokens."""
+
+    pieces: int  # of the vocabulary
+    source_length: float = flops.LENGTH  # token-weighted means: what counts in attention
+    target_length: float = flops.LENGTH
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A row's figure minus base's: in nats a token (ln PPL, lower is better) or in BLEU."""
+
+    value: float
+    interval: tuple[float, float] | None  # 95 % over seeds; None with fewer than two seeds of the row or of base
+    compute: float | None  # mean FLOPs of training over the row's seeds; None when a run has no count of tokens
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The table of one scale and corpus, and what becomes of the paper's claims there."""
+
+    table: Table
+    run: Config  # of any row: its fidelity
+    text: Text
+    findings: Sequence[Finding]
+
+    @property
+    def name(self) -> str:
+        """Scale and corpus: `mini, tiny`."""
+        return f"{self.table.scale.name}, {self.table.data}"
+
+    @property
+    def planned(self) -> float:
+        """What the training of base computes in FLOPs, finished or not: a rung's place in the ladder."""
+        training = self.table.base.trained.training
+        tokens = training.max_steps * training.tokens_per_update
+        return self._flops(self.table.base, tokens, tokens)
+
+    def compute(self, line: Line) -> float | None:
+        """What a row's training computed in FLOPs, from the tokens its updates held; the mean over its seeds."""
+        tokens = [(look_up(result, "source_tokens"), look_up(result, "target_tokens")) for result in line.finished]
+        if not tokens or not all(
+            isinstance(count, int) and 0 < count < _MOST_TOKENS for pair in tokens for count in pair
+        ):
+            return None
+        return float(np.mean([self._flops(line, *pair) for pair in tokens]))
+
+    def effect(self, line: Line, metric: Metric) -> Effect | None:
+        """A row's effect; None of base itself, and where the row or base has no finished seed."""
+        base = self.table.base
+        samples = {row.name: [_figure(result, metric) for result in row.finished] for row in (line, base)}
+        if line is base or not all(samples.values()):
+            return None
+        found = rise(samples, {base.name: -1.0, line.name: 1.0})
+        value = float(np.mean(samples[line.name]) - np.mean(samples[base.name]))
+        return Effect(value, found.interval if found else None, self.compute(line))
+
+    def _flops(self, line: Line, source_tokens: float, target_tokens: float) -> float:
+        rows, text = self.run.fidelity.rows(self.text.pieces), self.text
+        lengths = text.source_length, text.target_length
+        return flops.training_flops(line.trained.model, rows, source_tokens, target_tokens, *lengths)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The rungs in the order of their compute."""
+
+    rungs: tuple[Rung, ...]
+    left_out: tuple[Rung, ...]  # base trains for fewer than `MIN_UPDATES`
+
+    @classmethod
+    def of(cls, rungs: Sequence[Rung]) -> "Ladder":
+        """The ladder of these tables."""
+        ordered = sorted(rungs, key=lambda rung: rung.planned)
+        short = [rung.table.base.trained.training.max_steps < MIN_UPDATES for rung in ordered]
+        kept = (rung for rung, left_out in zip(ordered, short, strict=True) if not left_out)
+        return cls(tuple(kept), tuple(rung for rung, left_out in zip(ordered, short, strict=True) if left_out))
+
+
+def papers_effect(line: Line, base: Line, metric: Metric) -> Effect:
+    """The effect in the paper's own figures, at the compute of the paper's own training."""
+    own, theirs = line.config.paper, base.config.paper
+    value = math.log(own.ppl / theirs.ppl) if metric == "PPL" else own.bleu - theirs.bleu
+    return Effect(value, None, papers_compute(line))
+
+
+def papers_compute(line: Line) -> float:
+    """FLOPs of the paper's training of a row: its updates of full size, 37 000 pieces, assumed lengths."""
+    tokens = line.config.training.max_steps * line.config.training.tokens_per_update
+    return flops.training_flops(line.config.model, PIECES["en-de"], tokens, tokens, flops.LENGTH, flops.LENGTH)
+
+
+def _figure(result: dict[str, object], metric: Metric) -> float:
+    value = float(look_up(result, KEYS[metric]))
+    # Perplexities of other texts and vocabularies differ in size: a ratio can be compared, a difference cannot
+    return math.log(max(value, 1e-9)) if metric == "PPL" else value

@@ -1,0 +1,321 @@
+"""What sections 5.4 and 6.2 of the paper claim of Table 3, each sentence as a hypothesis tested over seeds."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from aiayn.evaluation.metrics import bleu_of_counts
+from aiayn.runs.records import look_up
+from aiayn.tables.table3 import Line, Table
+from aiayn.tables.table3_columns import BLEU_TOLERANCE, PPL_TOLERANCE
+
+Metric = Literal["PPL", "BLEU"]
+METRICS: tuple[Metric, ...] = ("PPL", "BLEU")
+KEYS: dict[Metric, str] = {"PPL": "dev.ppl", "BLEU": "dev.bleu.paper"}
+Verdict = Literal["reproduced", "contradicted", "undecided"]
+
+# Of the verdicts on a page so large a share may be wrong; as often may a confidence interval miss.
+ERROR_RATE = 0.05
+POWER = 0.8
+MOST_SEEDS = 200
+RESAMPLES = 1000
+RANK_RESAMPLES = 5000  # these cost less, and two decimals are printed
+MIN_ROWS = 10  # fewer rows say little of the order of twenty
+
+Counts = Mapping[tuple[str, int], npt.NDArray[np.int64]]
+"""The `metrics.paper_counts` of each (row, seed) on the same sentences."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """That quality rises along `rows`, from the worst to the best, or, if `equal`, that it is the same."""
+
+    sentence: str
+    metric: Metric
+    rows: tuple[str, ...]
+    size: str | None = None  # the field of the model by whose logarithm the rise is measured; None for two rows
+    equal: bool = False
+
+    @property
+    def margin(self) -> float:
+        """How far apart may be what counts as the same: in BLEU, or in nats a token."""
+        return BLEU_TOLERANCE if self.metric == "BLEU" else math.log1p(PPL_TOLERANCE / 4.92)  # of the paper's base
+
+    def weights(self, lines: Mapping[str, Line]) -> dict[str, float]:
+        """What each row's mean counts for, so that their sum is the rise from the first row to the last.
+
+        Of several rows it is the rise of the least-squares line; of two rows their difference.
+        """
+        if self.size is None:
+            return dict(zip(self.rows, (-1.0, 1.0), strict=True))
+        x = np.log([getattr(lines[row].config.model, self.size) for row in self.rows])
+        centred = x - x.mean()
+        return dict(zip(self.rows, (centred / (centred @ centred) * (x.max() - x.min())).tolist(), strict=True))
+
+
+def _both(sentence: str, rows: tuple[str, ...], size: str | None = None, equal: bool = False) -> list[Hypothesis]:
+    return [Hypothesis(sentence, metric, rows, size, equal) for metric in METRICS]
+
+
+HYPOTHESES = (
+    # 6.2: "While single-head attention is 0.9 BLEU worse than the best setting", which is base's, "quality also drops"
+    Hypothesis("Single-head attention is worse than the best number of heads", "BLEU", ("a_h1", "base")),
+    *_both("Quality drops off with too many heads", ("a_h32", "base")),
+    *_both("A smaller attention key size d_k hurts", ("b_dk16", "b_dk32", "base"), "d_k"),
+    *_both("Bigger is better: more layers N", ("c_n2", "c_n4", "base", "c_n8"), "num_layers"),
+    *_both("Bigger is better: a wider d_model", ("c_dmodel256", "base", "c_dmodel1024"), "d_model"),
+    *_both("Bigger is better: a wider d_ff", ("c_dff1024", "base", "c_dff4096"), "d_ff"),
+    *_both("Dropout helps", ("d_dropout00", "base")),
+    # 5.4: "This hurts perplexity ... but improves accuracy and BLEU score"
+    Hypothesis("Label smoothing hurts perplexity", "PPL", ("base", "d_smoothing00")),
+    Hypothesis("Label smoothing helps BLEU", "BLEU", ("d_smoothing00", "base")),
+    *_both("Learned positions are as good as sinusoids", ("base", "e_learned_positions"), equal=True),
+)
+
+
+@dataclass(frozen=True)
+class Rise:
+    """A weighted sum of means over seeds: its standard error and that error's degrees of freedom (Welch)."""
+
+    effect: float
+    error: float
+    freedom: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Its 95 % confidence interval."""
+        low, high = stats.t.interval(1 - ERROR_RATE, self.freedom, self.effect, self.error)
+        return float(low), float(high)
+
+    def beyond(self, bound: float) -> float:
+        """The p-value against the rise being at most `bound`."""
+        return float(stats.t.sf((self.effect - bound) / self.error, self.freedom))
+
+    def below(self, bound: float) -> float:
+        """The p-value against the rise being at least `bound`."""
+        return float(stats.t.cdf((self.effect - bound) / self.error, self.freedom))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of a hypothesis. Effects are in BLEU or in nats a token, larger is better."""
+
+    hypothesis: Hypothesis
+    paper: float
+    effect: float | None
+    interval: tuple[float, float] | None  # over seeds
+    sentences: tuple[float, float] | None  # BLEU only: paired bootstrap on the same sentences
+    p: float | None  # after correction for the number of hypotheses
+    verdict: Verdict
+    because: str
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's rho between the paper's figures and ours, with its 95 % interval by bootstrap."""
+
+    rho: float
+    interval: tuple[float, float]
+    rows: int
+    seeds: int  # of the row that has most; with one the bootstrap is over rows alone
+
+
+def check(table: Table, counts: Counts) -> list[Finding]:
+    """A finding on each hypothesis; no verdict without two seeds of every row that it is about.
+
+    The p-values are two-sided and corrected together (Benjamini and Hochberg), so that of the verdicts on the page at
+    most 5 % are expected to be wrong. A verdict on BLEU must also survive a paired bootstrap of the sentences.
+    """
+    lines = {line.name: line for line in table.lines}
+    rises = [_rise(hypothesis, lines) for hypothesis in HYPOTHESES]
+    evidence = [
+        None if rise is None else _p_values(hypothesis, rise)
+        for hypothesis, rise in zip(HYPOTHESES, rises, strict=True)
+    ]
+    known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
+    corrected = iter(stats.false_discovery_control(known).tolist() if known else [])
+    resampled = _resampled(counts)
+    return [
+        _finding(hypothesis, lines, rise, pair, None if pair is None else next(corrected), len(known), resampled)
+        for hypothesis, rise, pair in zip(HYPOTHESES, rises, evidence, strict=True)
+    ]
+
+
+def rank_correlation(table: Table, metric: Metric) -> Correlation | None:
+    """Spearman's rho between the paper's figures and ours over the finished rows; None below `MIN_ROWS` of them."""
+    finished = [line for line in table.lines if line.finished]
+    return correlation(
+        [line.config.paper.ppl if metric == "PPL" else line.config.paper.bleu for line in finished],
+        [[float(look_up(result, KEYS[metric])) for result in line.finished] for line in finished],
+    )
+
+
+def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> Correlation | None:
+    """Spearman's rho of `paper` with the means of `samples`, one value and one sample (a value a seed) for each row.
+
+    Rows with equal values share the mean of their ranks. The interval is the percentile bootstrap: rows are drawn with
+    replacement, then, for each of them, as many of its seeds as it has. None below `MIN_ROWS` rows, and where all rows
+    are equal.
+    """
+    means = np.array([np.mean(sample) for sample in samples])
+    if len(means) < MIN_ROWS or len(set(paper)) == 1 or len(set(means.tolist())) == 1:
+        return None
+    random = np.random.default_rng(0)
+    rows = random.integers(len(means), size=(RANK_RESAMPLES, len(means)))
+    # Each draw of a row draws its seeds anew: one column for each place in the resample
+    drawn = np.empty(rows.shape)
+    for row, sample in enumerate(samples):
+        places = rows == row
+        seeds = random.integers(len(sample), size=(int(places.sum()), len(sample)))
+        drawn[places] = np.array(sample)[seeds].mean(1)
+    ranks = [stats.rankdata(values, axis=1) for values in (np.array(paper)[rows], drawn)]
+    centred = [values - values.mean(1, keepdims=True) for values in ranks]
+    norms = [np.sqrt((values**2).sum(1)) for values in centred]
+    known = (norms[0] > 0) & (norms[1] > 0)  # a resample of one row alone has no order
+    resampled = (centred[0] * centred[1]).sum(1)[known] / (norms[0] * norms[1])[known]
+    low, high = np.percentile(resampled, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
+    rho = float(stats.spearmanr(paper, means).statistic)
+    # A row that is drawn twice is a tie, which pulls all resamples of a rho near 1 below it
+    interval = min(float(low), rho), max(float(high), rho)
+    return Correlation(rho, interval, len(means), max(map(len, samples)))
+
+
+def rise(samples: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Rise | None:
+    """The weighted sum of the samples' means; None when one has fewer than two values, or no sample varies."""
+    if any(len(samples[row]) < 2 for row in weights) or all(len(set(samples[row])) == 1 for row in weights):
+        return None
+    parts = [weight**2 * float(np.var(samples[row], ddof=1)) / len(samples[row]) for row, weight in weights.items()]
+    variance = sum(parts)
+    # Welch and Satterthwaite: rows need not vary alike
+    spread = sum(part**2 / (len(samples[row]) - 1) for part, row in zip(parts, weights, strict=True))
+    effect = sum(weight * float(np.mean(samples[row])) for row, weight in weights.items())
+    return Rise(effect, math.sqrt(variance), variance**2 / spread)
+
+
+def seeds_needed(
+    hypothesis: Hypothesis, samples: Mapping[str, Sequence[float]], weights: Mapping[str, float], level: float
+) -> int | None:
+    """The least seeds a row that decide in 4 of 5 cases if effect and spread are as seen; None if 200 do not."""
+    seen = rise(samples, weights)
+    assert seen is not None
+    # How far the effect is from what must be ruled out: no rise at all, or the edge of what counts as the same
+    distance = abs(abs(seen.effect) - hypothesis.margin) if hypothesis.equal else abs(seen.effect)
+    spread = sum(weight**2 * float(np.var(samples[row], ddof=1)) for row, weight in weights.items())
+    for seeds in range(2, MOST_SEEDS + 1):
+        freedom = seen.freedom * (seeds - 1) / (min(len(samples[row]) for row in weights) - 1)
+        critical = stats.t.isf(level / 2, freedom)
+        if stats.nct.sf(critical, freedom, distance / math.sqrt(spread / seeds)) >= POWER:
+            return seeds
+    return None
+
+
+def _quality(result: Mapping[str, object], metric: Metric) -> float:
+    value = float(look_up(dict(result), KEYS[metric]))
+    # In nats a token: the same factor of perplexity counts the same at every scale
+    return value if metric == "BLEU" else -math.log(max(value, 1e-9))
+
+
+def _samples(hypothesis: Hypothesis, lines: Mapping[str, Line]) -> dict[str, list[float]]:
+    return {row: [_quality(result, hypothesis.metric) for result in lines[row].finished] for row in hypothesis.rows}
+
+
+def _rise(hypothesis: Hypothesis, lines: Mapping[str, Line]) -> Rise | None:
+    return rise(_samples(hypothesis, lines), hypothesis.weights(lines))
+
+
+def _p_values(hypothesis: Hypothesis, found: Rise) -> tuple[float, float]:
+    """One-sided p-values for the paper's claim and for its contrary."""
+    if not hypothesis.equal:
+        return found.beyond(0), found.below(0)
+    # Two one-sided tests: to be the same is to be below the margin and above minus the margin
+    margin = hypothesis.margin
+    return max(found.below(margin), found.beyond(-margin)), min(
+        1.0, 2 * min(found.beyond(margin), found.below(-margin))
+    )
+
+
+def paper_effect(hypothesis: Hypothesis, lines: Mapping[str, Line]) -> float:
+    """The rise in the paper's own figures."""
+    figures = {row: lines[row].config.paper for row in hypothesis.rows}
+    quality = {
+        row: found.bleu if hypothesis.metric == "BLEU" else -math.log(found.ppl) for row, found in figures.items()
+    }
+    return sum(weight * quality[row] for row, weight in hypothesis.weights(lines).items())
+
+
+def _finding(
+    hypothesis: Hypothesis,
+    lines: Mapping[str, Line],
+    found: Rise | None,
+    evidence: tuple[float, float] | None,
+    p: float | None,
+    tests: int,
+    resampled: Mapping[str, npt.NDArray[np.float64]],
+) -> Finding:
+    weights, samples = hypothesis.weights(lines), _samples(hypothesis, lines)
+    sentences = _sentence_interval(hypothesis, weights, resampled)
+    paper = paper_effect(hypothesis, lines)
+    if found is None or evidence is None or p is None:
+        short = {row: len(values) for row, values in samples.items() if len(values) < 2}
+        means = {row: float(np.mean(values)) for row, values in samples.items() if values}
+        effect = sum(weight * means[row] for row, weight in weights.items()) if len(means) == len(weights) else None
+        missing = ", ".join(f"{row} has {count or 'none'}" for row, count in short.items())
+        because = f"needs at least 2 seeds a row: {missing}" if short else "the seeds do not differ at all"
+        return Finding(hypothesis, paper, effect, None, sentences, None, "undecided", because)
+
+    def undecided(because: str) -> Finding:
+        return Finding(hypothesis, paper, found.effect, found.interval, sentences, p, "undecided", because)
+
+    for_it = evidence[0] < evidence[1]
+    if p >= ERROR_RATE:
+        have = min(map(len, samples.values()))
+        needed = seeds_needed(hypothesis, samples, weights, ERROR_RATE / tests)
+        if needed is None:
+            return undecided(f"more than {MOST_SEEDS} seeds a row would be needed")
+        return undecided(f"about {max(1, needed - have)} more seeds a row would decide, if this is the true effect")
+    if hypothesis.metric == "BLEU" and not _confirmed(hypothesis, sentences, for_it):
+        if sentences is None:
+            return undecided("the translations of some run are not there to be resampled")
+        return undecided("seeds decide, but not on this many sentences: a larger dev set would be needed")
+    because = f"{min(map(len, samples.values()))} seeds a row"
+    verdict: Verdict = "reproduced" if for_it else "contradicted"
+    return Finding(hypothesis, paper, found.effect, found.interval, sentences, p, verdict, because)
+
+
+def _resampled(counts: Counts) -> dict[str, npt.NDArray[np.float64]]:
+    """Each row's BLEU, the mean over its seeds, in resamples of the sentences that are the same for all rows."""
+    if not counts:
+        return {}
+    number = len(next(iter(counts.values())))
+    draws = np.random.default_rng(0).multinomial(number, np.full(number, 1 / number), RESAMPLES)  # (R, sentences)
+    rows: dict[str, list[list[float]]] = {}
+    for (row, _seed), of_run in counts.items():
+        rows.setdefault(row, []).append([bleu_of_counts(sums) for sums in draws @ of_run])
+    return {row: np.mean(scores, 0) for row, scores in rows.items()}
+
+
+def _sentence_interval(
+    hypothesis: Hypothesis, weights: Mapping[str, float], resampled: Mapping[str, npt.NDArray[np.float64]]
+) -> tuple[float, float] | None:
+    if hypothesis.metric != "BLEU" or any(row not in resampled for row in weights):
+        return None
+    effects = np.sum([weight * resampled[row] for row, weight in weights.items()], 0)
+    # An equivalence test at 5 % asks for the interval of 90 %
+    outside = 100 * ERROR_RATE / (1 if hypothesis.equal else 2)
+    low, high = np.percentile(effects, [outside, 100 - outside])
+    return float(low), float(high)
+
+
+def _confirmed(hypothesis: Hypothesis, sentences: tuple[float, float] | None, for_it: bool) -> bool:
+    if sentences is None:
+        return False
+    low, high = sentences
+    if not hypothesis.equal:
+        return low > 0 if for_it else high < 0
+    margin = hypothesis.margin
+    return -margin < low and high < margin if for_it else low > margin or high < -margin

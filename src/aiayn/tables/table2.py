@@ -1,0 +1,178 @@
+"""`aiayn evaluate`, and Table 2: BLEU on the test set of averaged checkpoints, and what training them computed."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from aiayn.config import compose, folders
+from aiayn.config.schema import Config
+from aiayn.cost import flops
+from aiayn.data.encoded import Dataset
+from aiayn.evaluation.evaluate import evaluate_trained
+from aiayn.runs import records
+from aiayn.tables import table3
+from aiayn.tables.table3 import Line, Table
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the paper has of a row: its name, the checkpoints averaged, BLEU by languages, FLOPs, hours of 8 GPUs."""
+
+    name: str
+    average: int
+    bleu: dict[str, float]
+    flops: float
+    hours: float
+
+
+# Table 2, and 5.2 for the hours: 12, and three days and a half
+PAPER = {
+    "base": Published("Transformer (base)", 5, {"en-de": 27.3, "en-fr": 38.1}, 3.3e18, 12.0),
+    "big": Published("Transformer (big)", 20, {"en-de": 28.4, "en-fr": 41.8}, 2.3e19, 84.0),
+}
+# 5.1: of byte pairs "about 37000", of word pieces 32000
+PIECES = {"en-de": 37_000, "en-fr": 32_000}
+# The paper's footnote 5: TFLOPS of a P100, 8 of them (5.2)
+P100 = 9.5
+HEAD = ("", "BLEU", "", "13a", "intl", "FLOPs by time", "", "FLOPs by count", "")
+SUBHEAD = ("model", "paper", "ours", "ours", "ours", "paper", "ours", "paper", "ours")
+
+
+def evaluation(experiment: str) -> str:
+    """The name of the evaluation that Table 2 wants of a row: `test-average5`."""
+    return f"test-average{PAPER[experiment].average}"
+
+
+def holds(run: Config, name: str) -> bool:
+    """Whether an evaluation of a run stands in the table: the paper's languages, base or big as it is, averaged so."""
+    in_table = run.experiment in PAPER and languages(run) in PIECES
+    return in_table and name == evaluation(run.experiment) and _is_row(run)
+
+
+def languages(run: Config) -> str:
+    """From what and into what is translated: `en-de`."""
+    return f"{run.data.source_language}-{run.data.target_language}"
+
+
+def by_time(device_seconds: Mapping[str, float]) -> float | None:
+    """Section 6.1: the seconds of each kind of device, times what one computes in a second; None for an unknown one."""
+    peaks = {device: peak(device) for device in device_seconds}
+    if not device_seconds or None in peaks.values():
+        return None
+    return sum(seconds * (peaks[device] or 0) * flops.TERA for device, seconds in device_seconds.items())
+
+
+def peak(device: str) -> float | None:
+    """TFLOP/s of a device by its name, one core of a CPU; None for one that is not known."""
+    return flops.CORE.peak if device == "cpu" else flops.peak_of(device)
+
+
+def span(last: int, every: int, count: int) -> int:
+    """The updates from the first to the last of the last `count` checkpoints, written each `every` and at the end."""
+    steps: list[int] = [*range(every, last, every), last][-count:]
+    return steps[-1] - steps[0]
+
+
+def published_span(name: str) -> float:
+    """The same of the paper's, which are 10 minutes apart (6.1)."""
+    return (PAPER[name].average - 1) * compose.rows()[name].training.max_steps / (PAPER[name].hours * 6)
+
+
+def lines(run: Config, dataset: Dataset) -> list[str]:
+    """Table 2 with what is trained and evaluated of the same data, scale, seed, fidelity and precision as `run`."""
+    made_of = f"{folders.setting(run)}, {languages(run)}, seed {run.seed}"
+    table = table3.table(run, records.read_runs(folders.sweep_folder(run)))
+    rows = [line for line in table.lines if line.name in PAPER]
+    conditions = "" if _as_published(table, run) else " (not the paper's conditions)"
+    cells = [HEAD, SUBHEAD, *(tuple(_cells(line, run, dataset)) for line in rows)]
+    align = ["left", *["right"] * (len(HEAD) - 1)]
+    lines = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
+    return [
+        f"Table 2 at scale {run.scale.name} on {made_of}{conditions}",
+        *(line.rstrip() for line in lines),
+        "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Each of the mean of the row's last checkpoints:",
+        *(_averaged(line, run) for line in rows),
+        f"FLOPs by time: seconds of all devices x TFLOPS of one; the paper took {P100} for a P100, we take the peak of"
+        " the data sheet. By count: products for the updates' tokens; the paper's from its steps of 25,000 tokens.",
+        *(f"{status}  {name}: {detail}" for line in rows for name, status, detail in line.notes if status == "stale"),
+    ]
+
+
+def _averaged(line: Line, run: Config) -> str:
+    published, training, paper = PAPER[line.name], line.trained.training, line.config.training
+    # How often a run saves is not of its meaning: the command that evaluates it may say otherwise
+    every = records.look_up(_counted(line, run.seed), "config.training.checkpoint_every")
+    known = isinstance(every, int) and every > 0
+    ours = span(training.max_steps, every if known else training.checkpoint_every, published.average)
+    text = (
+        f"  {line.name}: the last {published.average}, over {ours:,} of {training.max_steps:,} updates;"
+        f" the paper's, one each 10 minutes, over about {round(published_span(line.name), -2):,.0f}"
+        f" of {paper.max_steps:,}"
+    )
+    if (line.name, languages(run)) == ("big", "en-fr"):
+        return text + ", and with dropout 0.1 (6.1)"
+    return text
+
+
+def _as_published(table: Table, run: Config) -> bool:
+    corpus = f"wmt14_{languages(run).replace('-', '_')}"
+    return not records.unlike(table.reference["config"]["data"], corpus) and records.changes_nothing(run.scale)
+
+
+def _cells(line: Line, run: Config, dataset: Dataset) -> Iterator[str]:
+    published, paper = PAPER[line.name], line.config
+    result = _counted(line, run.seed)
+    folder = folders.sweep_folder(run) / line.name / f"seed{run.seed}"
+    figures = _read(folder / f"evaluation-{evaluation(line.name)}.json") if result else {}
+    yield published.name
+    yield f"{published.bleu[languages(run)]:.1f}"
+    for kind in ("paper", "sacrebleu", "intl"):
+        bleu = records.look_up(figures, f"bleu.{kind}")
+        yield f"{bleu:.1f}" if isinstance(bleu, float) else "–"
+    yield flops.power(published.flops)
+    timed = by_time(result.get("device_seconds", {}))
+    yield flops.power(timed) if timed else "–"
+    tokens = paper.training.max_steps * paper.training.tokens_per_update
+    pieces = PIECES[languages(run)]
+    yield flops.power(flops.training_flops(paper.model, pieces, tokens, tokens, flops.LENGTH, flops.LENGTH))
+    counted = by_count(line.trained, result, dataset)
+    yield flops.power(counted) if counted else "–"
+
+
+def by_count(run: Config, result: dict[str, Any], dataset: Dataset) -> float | None:
+    """What the updates of a finished run computed, from the tokens that they really held; None when not finished."""
+    source, target = (records.look_up(result, f"{side}_tokens") for side in ("source", "target"))
+    if not (isinstance(source, int) and isinstance(target, int)):
+        return None
+    pairs = dataset.pairs("train")
+    rows = run.fidelity.rows(dataset.tokenizer.vocab_size)
+    lengths = (flops.weighted_length(side) for side in (pairs.source_lengths, pairs.target_lengths))
+    return flops.training_flops(run.model, rows, source, target, *lengths)
+
+
+def _counted(line: Line, seed: int) -> dict[str, Any]:
+    """The result of the row under a seed, if it is among those that the table counts."""
+    return next((run.result for run in line.runs if run.seed == seed and run.result), {})
+
+
+def _is_row(run: Config) -> bool:
+    return folders.run_folder(run) == folders.run_folder(compose.row(run.experiment, run))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}  # not evaluated yet, or torn: a dash either way
+    return found if isinstance(found, dict) else {}
+
+
+def main(run: Config) -> None:
+    """Evaluates a trained run and prints the figures; below them Table 2 when they stand in it."""
+    dataset, name = evaluate_trained(run)
+    if holds(run, name):
+        print("", *lines(run, dataset), sep="\n")

@@ -1,0 +1,173 @@
+"""Table 3 in numbers: which runs count, and every row's figures beside the paper's."""
+
+import dataclasses
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiayn.config import compose, folders
+from aiayn.config.schema import ROWS, Config, Scale, meaning
+from aiayn.runs.records import OF_ROW, SHARED, Run, changed, comparable, look_up, place_in_result, printable, row_group
+
+# The columns that say what a row is: (the paper's symbol, section of the config, field).
+DEFINITION = (
+    ("N", "model", "num_layers"),
+    ("d_model", "model", "d_model"),
+    ("d_ff", "model", "d_ff"),
+    ("h", "model", "num_heads"),
+    ("d_k", "model", "d_k"),
+    ("d_v", "model", "d_v"),
+    ("P_drop", "model", "dropout"),
+    ("ε_ls", "training", "label_smoothing"),
+    ("steps", "training", "max_steps"),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Mean and sample standard deviation over a row's finished seeds; no deviation of a single one."""
+
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of Table 3: what the paper has, and what became of our runs of it."""
+
+    config: Config  # at the paper's own scale
+    trained: Config  # at the scale of the table
+    runs: tuple[Run, ...]
+    stale: tuple[Run, ...]  # finished, but not as the row is now, or not under the conditions of the table
+    claims: Mapping[str, Any]  # what is true of every run that counts
+
+    @property
+    def name(self) -> str:
+        """The row's name: `a_h1`."""
+        return self.config.experiment
+
+    @property
+    def group(self) -> str:
+        """The paper's letter for the row's group; base and big stand alone."""
+        return row_group(self.name)
+
+    @property
+    def finished(self) -> list[dict[str, Any]]:
+        """The results that count, one for each finished seed."""
+        return [run.result for run in self.runs if run.result is not None]
+
+    @property
+    def status(self) -> str:
+        """`finished` when a seed is, otherwise the worst that is known of the row."""
+        known = {run.status for run in self.runs} | ({"stale"} if self.stale else set())
+        return next((status for status in ("finished", "failed", "stale", "half-done") if status in known), "missing")
+
+    @property
+    def notes(self) -> list[tuple[str, str, str]]:
+        """(run, status, detail) of every run that is not among the figures."""
+        notes = []
+        for run in self.stale:
+            (key, value, claim), *others = changed(self.claims, run.result)
+            was, now = (str(part)[:12] if key.startswith("sha256.") else part for part in (value, claim))
+            shared = key in SHARED
+            where = ", as in most runs of this table" if shared else ""
+            remedy = f"delete its folder and train it again{', or give it another data.name' if shared else ''}"
+            more = f", and {len(others)} more" if others else ""
+            notes.append((run, "stale", f"{key} was {was}, is {now}{where}{more}: {remedy}"))
+        for run in self.runs:
+            if run.status == "failed":
+                notes.append((run, "failed", f"{run.cause}; log: {run.log}" if run.log else run.cause))
+            elif run.status == "half-done":
+                notes.append((run, "half-done", f"{run.steps_done:,} of {self.trained.training.max_steps:,} steps"))
+        return [(f"{self.name} seed {run.seed}", status, printable(detail)) for run, status, detail in notes]
+
+    def measured(self, key: str) -> Measured | None:
+        """A figure of the row's results, by its dotted key; None when no seed is finished."""
+        values = [float(look_up(result, key)) for result in self.finished]
+        if not values:
+            return None
+        return Measured(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Table 3 in numbers, before any format."""
+
+    lines: tuple[Line, ...]
+    scale: Scale
+    data: str
+    others: int  # runs with other settings than these rows'
+    reference: Mapping[str, Any]  # a result with what all that count share; while there is none, the command's config
+    missed: tuple[str, ...] = ()  # what these rows miss of the criteria for a scale
+
+    @property
+    def base(self) -> Line:
+        """The row that the others are measured against: the first."""
+        return self.lines[0]
+
+    def opens_group(self, number: int) -> bool:
+        """Whether a line is the first of the paper's group."""
+        return number == 0 or self.lines[number].group != self.lines[number - 1].group
+
+    @property
+    def seeds(self) -> list[int]:
+        """Every seed that finished in some row."""
+        return sorted({run.seed for line in self.lines for run in line.runs if run.result})
+
+    @property
+    def comparable(self) -> bool:
+        """Whether our figures were made under the paper's conditions."""
+        return comparable(self.scale, look_up(self.reference, "config.data"))
+
+    @property
+    def notes(self) -> list[tuple[str, str, str]]:
+        """(run, status, detail) of everything that is not among the figures; rows never begun come last, together."""
+        notes = [note for line in self.lines for note in line.notes]
+        missing = ", ".join(line.name for line in self.lines if line.status == "missing")
+        return [*notes, (missing, "missing", "not begun")] if missing else notes
+
+    def effects(self, values: Sequence[float | None]) -> list[float | None]:
+        """One value for each line, minus that of base; None for base itself and where either is missing."""
+        base, *others = values
+        return [None, *(None if base is None or value is None else value - base for value in others)]
+
+
+def table(run: Config, runs: Sequence[Run]) -> Table:
+    """The paper's table with what `runs` found at the scale, on the data and with the fidelity and precision of `run`.
+
+    Only here it is decided which runs count: those that are as their row is now and share with most others what no row
+    says (SHARED). Where as many share one thing as another, it is what base's first seed has.
+    """
+    rows = compose.rows(run.fidelity.name)
+    trained = {name: compose.scaled(dataclasses.replace(rows[name], scale=run.scale)) for name in ROWS}
+    own = {name: [found for found in runs if found.experiment == name] for name in ROWS}
+    as_row = [
+        found.result
+        for name in ROWS
+        for found in own[name]
+        if found.result and not changed(_claims(trained[name]), found.result)
+    ]
+    kinds = Counter(map(_conditions, as_row))
+    # Of kinds with equally many runs the first, and base is the first row
+    most = max(kinds, key=kinds.__getitem__, default=())
+    reference = next((result for result in as_row if _conditions(result) == most), {"config": dataclasses.asdict(run)})
+    shared = dict(zip(SHARED, most, strict=False))
+    lines = []
+    for name in ROWS:
+        claims = {**_claims(trained[name]), **shared}
+        stale = [found for found in own[name] if found.result and changed(claims, found.result)]
+        counted = tuple(found for found in own[name] if found not in stale)
+        lines.append(Line(rows[name], trained[name], counted, tuple(stale), claims))
+    others = sum(found.experiment not in rows for found in runs)
+    return Table(tuple(lines), run.scale, folders.setting(run), others, reference)
+
+
+def _claims(line: Config) -> dict[str, Any]:
+    """What a row says of every run of its line."""
+    return {key: value for key, value in meaning(line).items() if key.startswith(OF_ROW)}
+
+
+def _conditions(result: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(look_up(result, place_in_result(key)) for key in SHARED)

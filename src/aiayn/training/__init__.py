@@ -1,0 +1,1 @@
+"""One run from its first update to its result: Lightning's module, data and callbacks, exact under resume."""

@@ -1,0 +1,74 @@
+"""The training data as Lightning takes it: an endless stream of updates, each with this rank's micro-batches."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+
+from aiayn.data.encoded import Pairs
+from aiayn.data.update_plan import Updates, gather, micro_batches
+from aiayn.paper.batch import Batch
+
+
+class Update:
+    """One optimiser step: its token counts over all ranks, and this rank's micro-batches.
+
+    Not a dataclass: Lightning takes those apart and rebuilds them, field by field, at every step.
+    """
+
+    def __init__(self, number: int, source_tokens: int, target_tokens: int, batches: list[Batch]) -> None:
+        self.number, self.source_tokens, self.target_tokens = number, source_tokens, target_tokens
+        self.batches = batches
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Update":
+        """The same update on another device."""
+        batches = [batch.to(device) for batch in self.batches]
+        return Update(self.number, self.source_tokens, self.target_tokens, batches)
+
+
+class LightningUpdates(pl.LightningDataModule):
+    """Updates `start`, `start` + 1, ... of a run: each a function of the corpus, the seed and its number alone."""
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        *,
+        tokens_per_update: int,
+        tokens_per_micro_batch: int,
+        seed: int,
+        start: int,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        super().__init__()
+        self.pairs = pairs
+        self.tokens_per_update = tokens_per_update
+        self.tokens_per_micro_batch = tokens_per_micro_batch
+        self.seed = seed
+        self.start = start
+        self.rank, self.ranks = rank, ranks
+
+    def train_dataloader(self) -> "UpdateStream":
+        """This rank's endless stream."""
+        return UpdateStream(self, self.rank, self.ranks)
+
+
+class UpdateStream:
+    """Rank r of R takes every R-th micro-batch; fillers without sentences are left out, so that they weigh nothing."""
+
+    def __init__(self, data: LightningUpdates, rank: int, ranks: int) -> None:
+        self.data, self.rank, self.ranks = data, rank, ranks
+
+    def __iter__(self) -> Iterator[Update]:
+        data = self.data
+        source, target = data.pairs.source_lengths, data.pairs.target_lengths
+        for number, sentences in Updates(source, target, data.tokens_per_update, data.seed, data.start):
+            parts = micro_batches(sentences, source, target, data.tokens_per_micro_batch, self.ranks)
+            batches, source_tokens, target_tokens = [], 0, 0
+            for index, part in enumerate(parts):
+                if index % self.ranks == self.rank and len(part):
+                    batches.append(gather(data.pairs, part, source_tokens, target_tokens))
+                source_tokens += int(np.sum(source[part]))
+                target_tokens += int(np.sum(target[part]))
+            yield Update(number, source_tokens, target_tokens, batches)

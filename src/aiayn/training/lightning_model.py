@@ -1,0 +1,163 @@
+"""The Transformer as Lightning trains it: one `training_step` is one update of section 5."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed
+from torch import Tensor
+
+from aiayn.paper.batch import to_host
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.model import is_compiled
+from aiayn.paper.schedule import learning_rate
+from aiayn.paper.transformer import Transformer
+from aiayn.training.gradient_sum import GradientSum
+from aiayn.training.lightning_data import Update
+
+
+class NonFinite(Exception):
+    """The loss or the gradient is NaN or infinite: training stopped, and the optimiser did nothing with it."""
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """An update that the device may still be at."""
+
+    update: Update
+    learning_rate: float
+    names: list[str]  # of the P parameters
+    figures: Tensor  # (3 + P,) the three sums, the norms of the gradients: on the host, once waited for
+    wait: Callable[[], None]
+
+    def check(self) -> None:
+        """Raises NonFinite if Adam left it out."""
+        self.wait()
+        finite = self.figures.isfinite().tolist()
+        if not all(finite):
+            bad = [name for name, is_finite in zip(self.names, finite[3:], strict=True) if not is_finite]
+            loss = float(self.figures[0]) / self.update.target_tokens
+            raise NonFinite(
+                f"update {self.update.number + 1}: loss {loss:g} at learning rate {self.learning_rate:g}; first"
+                f" parameter with a non-finite gradient: {bad[0] if bad else 'none'}; no step was taken"
+            )
+
+
+class LightningTransformer(pl.LightningModule):
+    """A Transformer with its optimiser (5.3), its loss (5.4) and the number of updates done."""
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        *,
+        d_model: int,
+        seed: int,
+        warmup_steps: int,
+        label_smoothing: float,
+        learning_rate_factor: float,
+        adam_beta1: float,
+        adam_beta2: float,
+        adam_epsilon: float,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.transformer = transformer
+        self.d_model = d_model
+        self.seed = seed
+        self.warmup_steps = warmup_steps
+        self.label_smoothing = label_smoothing
+        self.learning_rate_factor = learning_rate_factor
+        self.adam = {"betas": (adam_beta1, adam_beta2), "eps": adam_epsilon}
+        self.updates_done = 0
+        self.ranks = 1  # that share each update
+        self.unsettled: Unsettled | None = None
+        self.wants_to_stop: Callable[[], bool] = lambda: False  # asked of each rank at each update
+        self.one_wants_to_stop = False  # as all ranks know it of the last settled update
+        self.restored: list[dict[str, Any]] = []
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam as section 5.3 has it: no weight decay, no clipping; after a restart, with the moments it had."""
+        adam = torch.optim.Adam(self.transformer.parameters(), lr=0.0, fused=True, **self.adam)  # type: ignore[arg-type]
+        for state in self.restored:
+            adam.load_state_dict(state)
+        return adam
+
+    def training_step(self, update: Update, batch_index: int) -> dict[str, Tensor | float | int]:
+        """One optimiser step; the sums of loss and unsmoothed nats over all ranks, to be read once it is settled.
+
+        The gradient is that of the summed loss divided once by the update's target tokens over all ranks and
+        micro-batches. Where it is not finite, nothing moves, and `settle` says so: here for the update before, so that
+        the device has this one's work to do while it is asked.
+        """
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
+        optimizer.zero_grad()
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, nats, ranks that want to stop
+        if self.wants_to_stop():
+            sums[2] = 1
+        for number, batch in enumerate(update.batches, 1):
+            loss, nats = label_smoothed_cross_entropy(
+                self.transformer.hidden(batch, (self.seed, update.number)),
+                self.transformer.embedding.weight,
+                batch.target,
+                self.label_smoothing,
+                fused=is_compiled(self.transformer),
+            )
+            if self.ranks > 1 and number == len(update.batches):
+                self.gradient_sum.expect()
+            (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
+            sums[:2] += torch.stack((loss.detach().double(), nats.double()))
+        if self.ranks > 1:
+            self.gradient_sum.finish()
+            torch.distributed.all_reduce(sums)
+        rate = self.learning_rate_factor * learning_rate(update.number + 1, self.d_model, self.warmup_steps)
+        self.settle()
+        gradients = {name: p.grad for name, p in self.transformer.named_parameters() if p.grad is not None}
+        # torch's public functions give one norm of all gradients, or launch a kernel for each
+        norms = torch.stack(torch._foreach_norm(list(gradients.values())))
+        norm = torch.linalg.vector_norm(norms)
+        figures, wait = to_host(torch.cat((sums, norms, norm.unsqueeze(0))))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        # Where this is 1, fused Adam leaves everything as it is, step count too: made for torch's GradScaler
+        optimizer.optimizer.found_inf = (norm + sums[:2].sum()).isfinite().logical_not().float()  # type: ignore[attr-defined]
+        optimizer.step()
+        self.unsettled = Unsettled(update, rate, list(gradients), figures[:-1], wait)
+        return {"loss": figures[0], "nats": figures[1], "gradient_norm": figures[-1], "learning_rate": rate}
+
+    def settle(self) -> None:
+        """Waits for the last update; raises NonFinite, on every rank alike, if it was not finite and changed nothing.
+
+        To be asked before anything is made of the weights.
+        """
+        if self.unsettled is not None:
+            last, self.unsettled = self.unsettled, None
+            last.check()
+            self.updates_done = last.update.number + 1
+            self.one_wants_to_stop = bool(last.figures[2])
+
+    def on_train_end(self) -> None:
+        """Leaves no update unsettled."""
+        self.settle()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leaves weights, moments and one integer: everything else is a function of the configuration."""
+        for key in ("loops", "callbacks", "lr_schedulers", "epoch", "global_step"):
+            del checkpoint[key]
+        checkpoint["updates_done"] = self.updates_done
+
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Takes up the run where this checkpoint left it; call before the trainer starts."""
+        self.load_state_dict(checkpoint["state_dict"])
+        self.restored = checkpoint["optimizer_states"]
+        self.updates_done = checkpoint["updates_done"]
+
+    @cached_property
+    def gradient_sum(self) -> GradientSum:
+        """The sum of the gradients over the ranks; the embedding is used first, and its gradient comes last."""
+        stacks = [*self.transformer.encoder.parameters(), *self.transformer.decoder.parameters()]
+        own = {id(parameter) for parameter in stacks}
+        return GradientSum([*(p for p in self.transformer.parameters() if id(p) not in own), *stacks])

@@ -1,0 +1,311 @@
+"""Trains one run in this process, evaluates it and writes `result.json`."""
+
+import atexit
+import contextlib
+import dataclasses
+import datetime
+import logging
+import os
+import platform
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
+from aiayn.config import compose, folders
+from aiayn.config.schema import Config, ConfigError
+from aiayn.core import progress, signals, storage
+from aiayn.core.signals import StopFlag
+from aiayn.data.encoded import Dataset
+from aiayn.data.parallel_text import DataError
+from aiayn.data.prepare import prepare
+from aiayn.data.update_plan import rows_of_part
+from aiayn.evaluation.evaluate import build, evaluate, parameters, teacher_forced_nats
+from aiayn.evaluation.search import can_search
+from aiayn.paper.fast.model import compile_stacks
+from aiayn.paper.fast.process import compute_with
+from aiayn.paper.transformer import Transformer
+from aiayn.runs import checkpoint, jobs
+from aiayn.training.callbacks import Bar, Dev, Record, Save
+from aiayn.training.checkpoint_io import VerifiedCheckpointIO
+from aiayn.training.lightning_data import LightningUpdates
+from aiayn.training.lightning_model import LightningTransformer, NonFinite
+from aiayn.training.wandb_log import TRANSLATIONS, dev_row, samples, view
+
+PACKAGES = (
+    "aiayn",
+    "torch",
+    "pytorch-lightning",
+    "hydra-core",
+    "wandb",
+    "sacrebleu",
+    "subword-nmt",
+    "sacremoses",
+    "sentencepiece",
+    "numpy",
+)
+
+
+# How long a rank waits for another's word before it says why it failed.
+PEER_SECONDS = 2.0
+RECIPE = (
+    *("warmup_steps", "label_smoothing", "learning_rate_factor"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon"),
+)
+# Every other error is ours: it leaves a traceback
+CODES = {
+    NonFinite: jobs.NON_FINITE,
+    DataError: jobs.BAD_DATA,
+    storage.StorageError: jobs.STORAGE,
+    ConfigError: jobs.WRONG_CONFIGURATION,
+}
+
+
+def train(run: Config, folder: Path) -> None:
+    """Trains the run to its last update, from its newest checkpoint if it has one, and leaves a finished run folder.
+
+    Raises NonFinite, Interrupted, DataError, StorageError: `main` turns them into exit codes.
+    """
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    say: Callable[[str], None] = (lambda message: print(message, flush=True)) if rank == 0 else (lambda message: None)
+    if ranks != run.hardware.devices:
+        raise ConfigError(f"hardware.devices={run.hardware.devices}: torchrun started {ranks} ranks; start as many")
+    can_search(run.decoding)  # now, and not after hours of training
+    compute_with(run.hardware.threads)
+    with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as tell:
+        dataset = prepare(run, tell)
+    if rank == 0:
+        jobs.check_data(folder, dataset.sha256)
+    module = LightningTransformer(
+        build(run, dataset.tokenizer.vocab_size),
+        d_model=run.model.d_model,
+        seed=run.seed,
+        **{key: getattr(run.training, key) for key in RECIPE},
+    )
+    saved = checkpoint.newest(folder / "checkpoints")
+    if saved:
+        with checkpoint.fitting(saved[0]):
+            module.restore(checkpoint.load(saved[0]))
+        say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
+    with view(run, folder, rank) as show:
+        device, devices = devices_at_work(run)
+        record = Record(
+            folder / "metrics.jsonl", module.updates_done, show, writes=rank == 0, device=device, devices=devices
+        )
+        if module.updates_done < run.training.max_steps:
+            with StopFlag() as stop:
+                fit(run, folder, module, dataset, record, ranks, stop)
+            stop.check()  # it came during the last update
+        if rank == 0:
+            say(f"{run.experiment}: decoding the dev set")
+            what, sentences = f"{run.experiment}: decoding", len(dataset.pairs("dev"))
+            with progress.counted(what, sentences, "sentences") as done:
+                finish(run, folder, module.transformer, dataset, record, show, done)
+
+
+def fit(
+    run: Config,
+    folder: Path,
+    module: LightningTransformer,
+    dataset: Dataset,
+    record: Record,
+    ranks: int,
+    stop: StopFlag,
+) -> None:
+    """Runs the remaining updates.
+
+    Every rank holds the whole model, and FSDP would only add traffic: with gradient and moments big's 213 M weights
+    take 3.5 GB of a GPU's 80.
+    """
+    deterministic = run.hardware.deterministic
+    # Else it would write to all memory before it is used
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if run.hardware.compile:
+        from torch._inductor import config as compiler  # takes seconds
+
+        # Else each process would choose its kernels by how fast they are at that moment
+        compiler.deterministic = deterministic
+        sizes = (run.training.tokens_per_update, run.hardware.tokens_per_micro_batch)
+        compile_stacks(module.transformer, rows_of_part(*sizes, ranks))
+    training, start = run.training, module.updates_done
+    pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
+    on_gpu, local_rank = run.hardware.accelerator == "gpu", int(os.environ.get("LOCAL_RANK", 0))
+    module.ranks = ranks
+    if ranks > 1:
+        device = torch.device("cuda", local_rank) if on_gpu else None
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device)
+        atexit.register(torch.distributed.destroy_process_group)
+    trainer = pl.Trainer(
+        accelerator=run.hardware.accelerator,
+        # Lightning trains one device and knows of no other rank: the sum of the gradients and the signals are ours
+        devices=[local_rank] if on_gpu else 1,
+        deterministic=deterministic,
+        precision=run.hardware.precision,  # type: ignore[arg-type]
+        max_steps=training.max_steps - start,
+        max_epochs=-1,
+        # Under SLURM or torchrun Lightning would take their idea of the ranks for ours
+        plugins=[VerifiedCheckpointIO(), LightningEnvironment()],
+        callbacks=[
+            record,
+            Dev(
+                record,
+                lambda: teacher_forced_nats(module.transformer, pairs, tokens),
+                training.dev_every,
+                training.max_steps,
+            ),
+            Save(
+                record,
+                folder / "checkpoints",
+                training.checkpoint_every,
+                training.keep_checkpoints,
+                training.max_steps,
+                stop,
+            ),
+            Bar(record, run.experiment, start, training.max_steps),
+        ],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        inference_mode=False,
+        default_root_dir=folder,
+    )
+    module.wants_to_stop = lambda: bool(stop.asked)
+    updates = LightningUpdates(
+        dataset.pairs("train"),
+        tokens_per_update=training.tokens_per_update,
+        tokens_per_micro_batch=tokens,
+        seed=run.seed,
+        start=start,
+        rank=int(os.environ.get("RANK", 0)),
+        ranks=ranks,
+    )
+    trainer.fit(module, datamodule=updates)
+
+
+def finish(
+    run: Config,
+    folder: Path,
+    transformer: Transformer,
+    dataset: Dataset,
+    record: Record,
+    show: Callable[[dict[str, Any]], None],
+    decoded: Callable[[int], None],
+) -> None:
+    """Decodes the dev set and writes the translations, then the result."""
+    transformer.to("cuda" if run.hardware.accelerator == "gpu" else "cpu")
+    figures, translations = evaluate(transformer, dataset, "dev", run, decoded)
+    storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in translations))
+    sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
+    show({"step": run.training.max_steps, **dev_row(figures), TRANSLATIONS: samples(*sides)})
+    (last,) = checkpoint.newest(folder / "checkpoints")
+    result = {
+        "schema": 1,
+        "experiment": run.experiment + folders.variation(run),
+        "seed": run.seed,
+        "scale": run.scale.name,
+        "data": folders.setting(run),
+        "config": dataclasses.asdict(run),
+        "status": "finished",
+        "params": parameters(run, dataset.tokenizer.vocab_size),
+        "params_at_40960_rows": parameters(run, 40960),
+        "steps": run.training.max_steps,
+        "source_tokens": record.source_tokens,
+        "target_tokens": record.target_tokens,
+        "epochs": round(record.target_tokens / len(dataset.pairs("train").target_ids), 3),
+        "train_seconds": round(record.seconds, 3),
+        "device_seconds": {device: round(passed, 3) for device, passed in record.device_seconds.items()},
+        "target_tokens_per_second": round(record.target_tokens / record.seconds, 1),
+        "dev": figures,
+        "sha256": {
+            "data": dataset.sha256,
+            "tokenizer": storage.sha256(dataset.folder / "tokenizer.model"),
+            "checkpoint": storage.sha256(last),
+        },
+        "versions": {"python": platform.python_version(), **versions()},
+        "hardware": {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": run.hardware.threads,
+            "devices": run.hardware.devices,
+            "accelerator": record.device,
+        },
+        "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    storage.write_json(folder / "result.json", result)
+    print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {figures['bleu']['sacrebleu']:.2f}", flush=True)
+
+
+def devices_at_work(run: Config) -> tuple[str, int]:
+    """What a run computes on and how many of them: GPUs by their own name, or `cpu` and the cores of all ranks."""
+    hardware = run.hardware
+    if hardware.accelerator == "gpu":
+        return torch.cuda.get_device_name(), hardware.devices
+    return "cpu", hardware.devices * hardware.threads
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of the packages that figures can depend on."""
+    installed = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):  # the run goes on without W&B
+            installed[name] = metadata.version(name)
+    return installed
+
+
+def quieten() -> None:
+    """Leaves out what Lightning says of itself and of torch."""
+    for library in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+    # Lightning's advice wherever SLURM is installed: the ranks are ours, and srun is not asked for them
+    warnings.filterwarnings("ignore", message=".*srun.*command is available")
+    # ... and of a GPU that is not asked for; torch's of products in float32 that are not to be rounded
+    warnings.filterwarnings("ignore", message=".*GPU available but not used")
+    warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores")
+
+
+def main(folder: Path, run: Config | None = None) -> int:
+    """Trains the run of a folder and returns the exit code; what went wrong is one line and `failure.json`.
+
+    The run is the folder's own, which may not be written yet where it is given.
+    """
+    quieten()
+    try:
+        rank = os.environ.get("RANK", "0")
+        # Rank 0 of several takes the same lock as a worker that is alone: there is one run to a folder
+        lock = storage.lock(folder / (".lock" if rank == "0" else f".lock{rank}"), wait=False)
+        with signals.interrupting(), lock:
+            train(run or compose.read(folder / "config.yaml"), folder)
+    except signals.Interrupted as error:
+        print(error, flush=True)
+        return jobs.INTERRUPTED
+    except tuple(CODES) as error:
+        code = next(code for kind, code in CODES.items() if isinstance(error, kind))
+        return fail(folder, code, str(error))
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and signals.reader_has_left():
+            raise
+        print(jobs.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
+        return fail(folder, jobs.FAILED, f"{type(error).__name__}: {error}")
+    return jobs.DONE
+
+
+def fail(folder: Path, code: int, cause: str) -> int:
+    """Leaves the cause, unless another rank has: whoever speaks second has only lost its peer. Returns the code."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and code == jobs.FAILED:
+        time.sleep(PEER_SECONDS)
+    if not (folder / "failure.json").exists():
+        jobs.fail(folder, code, cause)
+    return code

@@ -1,0 +1,59 @@
+"""A worker process, one a device: `python -m aiayn.training.worker <run folder>`.
+
+It is bound to its parent before anything slow. Or one that torchrun has started with the words of `aiayn train`.
+"""
+
+import faulthandler
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from aiayn.config.schema import Config
+from aiayn.core import signals
+
+
+def main(folder: Path) -> int:
+    """Trains the run of a folder and returns the exit code."""
+    signals.die_with_parent()
+    faulthandler.enable()  # a worker that crashes or is aborted leaves in its log where it was
+    with signals.interrupting(), signals.reported():
+        from aiayn.training import train  # takes seconds
+
+        return train.main(folder)
+
+
+def as_rank(run: Config) -> int:
+    """Trains as one of torchrun's ranks, which were all given the same words; returns the exit code."""
+    from aiayn.config import compose, folders
+    from aiayn.core import storage
+    from aiayn.runs import jobs
+    from aiayn.training import train
+
+    jobs.check(run)
+    folder = folders.run_folder(run)
+    if jobs.is_finished(run):
+        print(f"{folder} is finished: nothing to do; delete it to train again")
+        return jobs.DONE
+    if os.environ["RANK"] != "0":
+        return train.main(folder, run)
+    with jobs.claim(run):
+        if jobs.is_finished(run):  # the other ranks do not know, and would wait for this one
+            raise storage.InUse(f"{folder}: another command has just finished it; nothing is left to do")
+        storage.remove(folder / "failure.json")
+        storage.write_text(folder / "config.yaml", compose.to_yaml(run))
+        code = train.main(folder, run)
+    if code not in (jobs.DONE, jobs.INTERRUPTED):
+        print(f"aiayn: {jobs.failure(folder)['cause']}", file=sys.stderr)
+    return code
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process at once: W&B's own cleaning up at exit would wait for a service that may never answer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main(Path(sys.argv[1])))

@@ -1,0 +1,104 @@
+"""Tables of the benchmark: medians, ratios and verdicts from rounds; the same cells on the terminal and in Markdown."""
+
+import io
+import re
+
+from rich.console import Console
+
+from aiayn.bench import sheets
+
+PART = {
+    "unit": "update",
+    "source_tokens": [300, 600, 900],
+    "target_tokens": [200, 400, 600],
+    "padded_share_of_rivals": 0.25,
+    "units_a_round": 2,
+    "lines": [
+        {"name": "aiayn", "precision": "fp32", "checks": {"loss": 0.0}, "seconds_a_round": [1.0, 1.0, 3.0]},
+        {"name": "slow", "precision": "fp32", "checks": {"loss": 0.5}, "seconds_a_round": [4.0, 2.0, 6.0]},
+        {"name": "aiayn", "precision": "bf16", "checks": {"loss": 0.1}, "seconds_a_round": [0.5, 0.5, 1.5]},
+        {"name": "fast", "precision": "bf16", "checks": {"loss": 0.2}, "seconds_a_round": [0.25, 1.0, 0.5]},
+    ],
+}
+
+
+def cells(sheet: sheets.Sheet) -> dict[tuple[str, ...], list[str]]:
+    return {tuple(row[:2]): list(row[2:]) for row in sheet.rows}
+
+
+def with_precisions(**seconds: float) -> dict:
+    """A rival in several precisions beside ours in 1 second."""
+    times = [("aiayn", "fp32", 1.0), *(("rival", precision, taken) for precision, taken in seconds.items())]
+    lines = [{"name": n, "precision": p, "checks": {}, "seconds_a_round": [s] * 3} for n, p, s in times]
+    return {**PART, "lines": lines}
+
+
+def test_a_line_has_medians_over_rounds_and_the_median_ratio_to_ours_in_its_precision():
+    rows = cells(sheets.by_line("training", PART))
+    assert rows["aiayn", "fp32"][:3] == ["200", "300", "500.0"]  # of 200, 400, 200 tokens/s; 1 s for two updates
+    assert rows["slow", "fp32"][:4] == ["100", "150", "2,000.0", "2.00 x"]  # of 4, 2, 2
+    assert rows["fast", "bf16"][:4] == ["800", "1,200", "250.0", "0.50 x"]  # of 0.5, 2, 0.33
+
+
+def test_training_has_its_share_of_a_known_peak_and_its_warm_up_and_decoding_has_neither():
+    timed = {**PART, "lines": [{**line, "warm_up_seconds": 7.0} for line in PART["lines"]]}
+    known = sheets.by_line("training", {**timed, "flops_a_token": 1e12, "peak": 1000.0})
+    at = known.head.index("of peak")
+    assert [row[at] for row in known.rows] == ["20.0%", "10.0%", "40.0%", "80.0%"]
+    assert {row[known.head.index("warm-up s")] for row in known.rows} == {"7.00"}
+    unknown = sheets.by_line("training", {**timed, "flops_a_token": 1e12, "peak": None})
+    assert "of peak" not in unknown.head
+    assert "warm-up s" in unknown.head
+    assert not {"of peak", "warm-up s"} & set(sheets.by_line("decoding", PART).head)
+    for sheet in (known, unknown):
+        assert {len(row) for row in sheet.rows} == {len(sheet.head)}
+
+
+def test_the_verdict_compares_fp32_with_fp32_and_then_each_in_its_fastest_precision():
+    fp32, best = sheets.verdict(PART)
+    assert fp32.startswith("fp32: 2.00 x the fastest rival (aiayn fp32 200, slow fp32 100")
+    assert best.startswith("each in its fastest precision: 0.50 x the fastest rival (aiayn bf16 400, fast bf16 800")
+
+
+def test_a_rivals_own_reduced_precision_counts_whichever_it_is():
+    for precision in ("fp32", "medium", "bf16"):
+        taken = {"fp32": 8.0, "medium": 8.0, "bf16": 8.0, precision: 2.0}
+        fp32, best = sheets.verdict(with_precisions(**taken))
+        assert f"2.00 x the fastest rival (aiayn fp32 400, rival {precision} 200" in best
+        assert ("2.00 x" if precision == "fp32" else "8.00 x") in fp32  # control: in fp32 only fp32 counts
+
+
+def test_ours_compiled_is_ours_and_no_rival():
+    line = {"name": "aiayn, compiled", "precision": "bf16", "checks": {}, "seconds_a_round": [0.1, 0.1, 0.3]}
+    part = {**PART, "lines": [*PART["lines"], line]}
+    assert "2.50 x the fastest rival (aiayn, compiled bf16 2,000, fast bf16 800" in sheets.verdict(part)[1]
+    assert sheets.by_line("training", part).rows[-1][5] == ""
+
+
+def test_where_there_is_no_fp32_no_verdict_is_given_on_it():
+    alone = {**PART, "lines": [line for line in PART["lines"] if line["precision"] == "bf16"]}
+    assert [line.partition(":")[0] for line in sheets.verdict(alone)] == ["each in its fastest precision"]
+
+
+def test_rivals_are_columns_and_what_one_does_not_do_is_left_empty():
+    found = sheets.by_rival({"training": PART, "decoding": with_precisions(fp32=4.0)})
+    assert found.head == ["", "precision", "aiayn", "slow", "fast", "rival"]
+    assert [list(row) for row in found.rows] == [
+        ["training", "fp32", "200", "100", "", ""],
+        ["training", "bf16", "400", "", "800", ""],
+        ["decoding", "fp32", "400", "", "", "100"],
+    ]
+    assert len(found.remarks) == 4
+
+
+def test_markdown_and_terminal_show_the_same_cells():
+    sheet = sheets.Sheet(
+        "how much", ["row", "a|b", "x"], [["base", "1.5", "why"], ["big", "2", "because"]], ["so"], (0, 2)
+    )
+    lines = re.sub(" +", " ", sheet.markdown()).splitlines()
+    assert lines[:4] == ["### how much", "", "| row | a\\|b | x |", "|:------|-------:|:--------|"]
+    assert lines[4:] == ["| base | 1.5 | why |", "| big | 2 | because |", "", "- so"]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(sheet.terminal())
+    shown = [line.split() for line in console.file.getvalue().splitlines()]
+    assert shown == [["how", "much"], ["row", "a|b", "x"], ["base", "1.5", "why"], ["big", "2", "because"]]

@@ -1,0 +1,262 @@
+"""The configuration: every row at every scale, the paper's values, refusals in one line."""
+
+import dataclasses
+import itertools
+from fractions import Fraction
+
+import pytest
+from omegaconf import OmegaConf
+
+from aiayn.config import compose, folders, schema
+from aiayn.config.compose import compose_row
+from aiayn.config.schema import ConfigError
+
+SCALES = ("paper", "small", "mini", "smoke")
+
+
+def test_the_base_row_has_the_papers_values():
+    base = compose.rows()["base"]
+    assert dataclasses.asdict(base.model) == {
+        "num_layers": 6,
+        "d_model": 512,
+        "d_ff": 2048,
+        "num_heads": 8,
+        "d_k": 64,
+        "d_v": 64,
+        "dropout": 0.1,
+        "learned_positions": False,
+    }
+    training = base.training
+    assert (training.max_steps, training.warmup_steps, training.tokens_per_update) == (100_000, 4_000, 25_000)
+    assert (training.adam_beta1, training.adam_beta2, training.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (training.label_smoothing, training.learning_rate_factor) == (0.1, 1.0)
+    assert (base.decoding.beam_size, base.decoding.length_penalty, base.decoding.max_extra) == (4, 0.6, 50)
+    assert (base.paper.ppl, base.paper.bleu, base.paper.params_millions) == (4.92, 25.8, 65)
+
+
+# Table 3 as printed: what differs from base, PPL, BLEU, parameters.
+TABLE_3 = {
+    "base": ({}, 4.92, 25.8, 65),
+    "a_h1": ({"num_heads": 1, "d_k": 512, "d_v": 512}, 5.29, 24.9, None),
+    "a_h4": ({"num_heads": 4, "d_k": 128, "d_v": 128}, 5.00, 25.5, None),
+    "a_h16": ({"num_heads": 16, "d_k": 32, "d_v": 32}, 4.91, 25.8, None),
+    "a_h32": ({"num_heads": 32, "d_k": 16, "d_v": 16}, 5.01, 25.4, None),
+    "b_dk16": ({"d_k": 16}, 5.16, 25.1, 58),
+    "b_dk32": ({"d_k": 32}, 5.01, 25.4, 60),
+    "c_n2": ({"num_layers": 2}, 6.11, 23.7, 36),
+    "c_n4": ({"num_layers": 4}, 5.19, 25.3, 50),
+    "c_n8": ({"num_layers": 8}, 4.88, 25.5, 80),
+    "c_dmodel256": ({"d_model": 256, "d_k": 32, "d_v": 32}, 5.75, 24.5, 28),
+    "c_dmodel1024": ({"d_model": 1024, "d_k": 128, "d_v": 128}, 4.66, 26.0, 168),
+    "c_dff1024": ({"d_ff": 1024}, 5.12, 25.4, 53),
+    "c_dff4096": ({"d_ff": 4096}, 4.75, 26.2, 90),
+    "d_dropout00": ({"dropout": 0.0}, 5.77, 24.6, None),
+    "d_dropout02": ({"dropout": 0.2}, 4.95, 25.5, None),
+    "d_smoothing00": ({"label_smoothing": 0.0}, 4.67, 25.3, None),
+    "d_smoothing02": ({"label_smoothing": 0.2}, 5.47, 25.7, None),
+    "e_learned_positions": ({"learned_positions": True}, 4.92, 25.7, None),
+    "big": (
+        # The checkpoints are section 6.1's, for Table 2
+        {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3, "max_steps": 300_000, "keep_checkpoints": 20},
+        *(4.33, 26.4, 213),
+    ),
+}
+
+
+def test_each_row_differs_from_base_in_the_papers_cells_and_in_nothing_else():
+    rows = compose.rows()
+    assert list(rows) == list(TABLE_3) == list(schema.ROWS)
+    base = {**dataclasses.asdict(rows["base"].model), **dataclasses.asdict(rows["base"].training)}
+    for name, (changes, ppl, bleu, params) in TABLE_3.items():
+        row = rows[name]
+        assert {**dataclasses.asdict(row.model), **dataclasses.asdict(row.training)} == {**base, **changes}, name
+        assert (row.paper.ppl, row.paper.bleu, row.paper.params_millions) == (ppl, bleu, params), name
+
+
+# What the files of `conf/scale` multiply, and base as it is then trained, reckoned by hand from Table 3.
+FACTORS = {
+    "paper": {"width": "1", "layers": "1", "steps": "1", "warmup": "1", "batch": "1", "learning_rate": "1"},
+    "small": {
+        "width": "1/4",
+        "layers": "1/2",
+        "steps": "0.09",
+        "warmup": "0.15",
+        "batch": "0.016",
+        "learning_rate": "1/2",
+    },
+    "mini": {
+        **{
+            "width": "1/4",
+            "layers": "1/2",
+            "steps": "0.024",
+            "warmup": "0.125",
+            "batch": "0.012",
+            "learning_rate": "1/2",
+        }
+    },
+    "smoke": {
+        **{"width": "1/16", "layers": "1/2", "steps": "1/25000", "warmup": "1/1000", "batch": "0.011"},
+        **{"learning_rate": "1"},
+    },
+}
+BASE = {  # N, d_model, d_ff, d_k, updates, warm-up, tokens an update, updates between checkpoints, factor of Eq. 3
+    "paper": (6, 512, 2048, 64, 100_000, 4_000, 25_000, 5_000, 1.0),
+    "small": (3, 128, 512, 16, 9_000, 600, 400, 450, 0.5),
+    "mini": (3, 128, 512, 16, 2_400, 500, 300, 120, 0.5),
+    "smoke": (3, 32, 128, 4, 4, 4, 275, 1, 1.0),
+}
+SCALED_BY = {
+    "layers": ("num_layers",),
+    "width": ("d_model", "d_ff", "d_k", "d_v"),
+    "steps": ("max_steps", "dev_every", "checkpoint_every"),
+    "warmup": ("warmup_steps",),
+    "batch": ("tokens_per_update",),
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_composes_at_every_scale_to_the_papers_values_times_the_scales_factors(scale):
+    base = dataclasses.asdict(compose_row("scale=paper"))
+    for name, (changes, ppl, bleu, _) in TABLE_3.items():
+        run = compose_row(f"experiment={name}", f"scale={scale}")
+        expected = {**base["model"], **base["training"], **changes}
+        for factor, keys in SCALED_BY.items():
+            for key in keys:  # of exact fractions, ties to the even one
+                expected[key] = max(1, round(expected[key] * Fraction(FACTORS[scale][factor])))
+        expected["learning_rate_factor"] = float(Fraction(FACTORS[scale]["learning_rate"]))
+        assert {**dataclasses.asdict(run.model), **dataclasses.asdict(run.training)} == expected, name
+        assert (run.experiment, run.paper.ppl, run.paper.bleu) == (name, ppl, bleu)
+        assert folders.variation(run) == "", name
+        # What reads a row without composing it, for a table or a plan, has the same
+        assert compose.row(name, compose_row(f"scale={scale}")) == run
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_base_is_trained_at_every_scale_with_the_values_that_are_written_here(scale):
+    run = compose_row(f"scale={scale}")
+    model, training = run.model, run.training
+    sizes = (model.num_layers, model.d_model, model.d_ff, model.d_k, training.max_steps, training.warmup_steps)
+    times = (training.tokens_per_update, training.checkpoint_every, training.learning_rate_factor)
+    assert (*sizes, *times) == BASE[scale]
+    assert (model.d_v, model.num_heads, model.dropout, training.adam_beta2) == (model.d_k, 8, 0.1, 0.98)
+
+
+def test_every_file_of_experiments_and_sweeps_is_known_and_every_point_of_a_sweep_composes():
+    assert set(compose._read_folder("experiments")) == set(schema.ROWS)
+    sweeps = compose._read_folder("sweeps")
+    assert set(sweeps) == {"table3", "seeds"}
+    for name, sweep in sweeps.items():
+        params = sweep["hydra"]["sweeper"]["params"]
+        choices = [
+            [f"{key}={value}" for value in (schema.ROWS if values == "glob(*)" else str(values).split(","))]
+            for key, values in params.items()
+        ]
+        points = list(itertools.product(*choices))
+        assert len(points) == {"table3": 20, "seeds": 3}[name]
+        for point in points:
+            compose_row(*point)
+
+
+def test_the_paper_scale_changes_nothing_and_other_scales_multiply():
+    paper, mini = compose_row("scale=paper"), compose_row("scale=mini")
+    assert paper == compose.rows()["base"]
+    assert mini.model.d_model == round(512 * mini.scale.width)
+    assert mini.training.max_steps == round(100_000 * mini.scale.steps)
+    assert (mini.model.num_heads, mini.model.dropout) == (8, 0.1)
+
+
+def test_a_vocabulary_that_is_asked_for_comes_before_the_scales_own():
+    own = compose_row("scale=small").data.vocab_size
+    assert own != compose_row("scale=paper").data.vocab_size
+    assert compose_row("scale=small", "data=wmt14_en_de").data.vocab_size == own
+    assert compose_row("scale=small", "data=wmt14_en_de", "data.vocab_size=8009").data.vocab_size == 8009
+
+
+def test_a_config_file_gives_the_same_run_back(tmp_path):
+    run = compose_row("experiment=big", "seed=7")
+    path = tmp_path / "config.yaml"
+    path.write_text(compose.to_yaml(run))
+    assert compose.read(path) == run
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.dropout=1.0", ("model.dropout", "1.0", "below 1")),
+        ("model.num_heads=0", ("model.num_heads", "0", "at least 1")),
+        ("training.label_smoothing=-0.1", ("training.label_smoothing", "-0.1", "at least 0")),
+        ("model.dropout=nan", ("model.dropout", "nan", "below 1")),
+        ("training.adam_epsilon=inf", ("training.adam_epsilon", "inf", "at most 1")),
+        ("model.d_model=517", ("model.d_model", "129", "even")),
+        ("training.tokens_per_update=100", ("training.tokens_per_update", "data.max_length")),
+        ("seed=abc", ("seed", "abc")),
+        ("wandb.mode=maybe", ("wandb.mode", "maybe", "offline, online, disabled")),
+        ("data.name=../escape", ("data.name", "../escape")),
+        ("+model.num_layer=3", ("model.num_layer", "did you mean model.num_layers?")),
+        ("data=files", ("data.train_source", "no value")),
+        ("hardware.compile=true", ("hardware.compile", "true", "false on a CPU")),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_line_naming_key_value_and_remedy(override, words):
+    with pytest.raises(ConfigError) as caught:
+        compose_row(override)
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_with_other_values_than_its_row_gets_its_own_folder():
+    plain, same, other = (compose_row("experiment=a_h1", *more) for more in ((), ("model.dropout=0.1",), ("seed=2",)))
+    assert str(folders.run_folder(plain)) == "runs/tiny-mini/a_h1/seed1"
+    assert folders.run_folder(same) == folders.run_folder(plain)
+    assert str(folders.run_folder(other)) == "runs/tiny-mini/a_h1/seed2"
+    changes = ("model.dropout=0.3", "training.warmup_steps=800")
+    varied = [compose_row("experiment=a_h1", change) for change in changes]
+    own = {folders.run_folder(run) for run in varied}
+    assert len(own) == 2
+    assert all("/a_h1+" in str(folder) for folder in own)
+    assert folders.run_folder(compose_row("experiment=a_h1", "training.checkpoint_every=7")) == folders.run_folder(
+        plain
+    )
+
+
+def test_runs_with_the_papers_tokenizer_have_a_table_of_their_own():
+    usual, papers = (compose_row(f"tokenizer={kind}") for kind in ("sentencepiece", "paper"))
+    assert str(folders.run_folder(usual)) == "runs/tiny-mini/base/seed1"
+    assert str(folders.run_folder(papers)) == "runs/tiny.paper-mini/base/seed1"
+
+
+def test_runs_in_another_precision_have_a_table_of_their_own_that_names_it():
+    words = {"32-true": "tiny", "bf16-mixed": "tiny.bf16", "64-true": "tiny.fp64"}
+    for precision, folder in words.items():
+        run = compose_row(f"hardware.precision={precision}")
+        assert str(folders.run_folder(run)) == f"runs/{folder}-mini/base/seed1"
+        assert folders.variation(run) == ""
+    gpu = compose_row("hardware=gpu", "data=wmt14_en_de", "scale=paper", "tokenizer=paper")
+    assert folders.sweep_folder(gpu).name == "wmt14_en_de.paper.bf16-paper"
+    assert folders.corpus_name(gpu) == "wmt14_en_de.paper"  # the text is prepared once
+
+
+def test_no_value_stands_twice_in_conf_and_experiments():
+    base = OmegaConf.create(compose._read_folder("conf")["config"])
+    for name, row in compose._read_folder("experiments").items():
+        for section in ("model", "training"):
+            for key, value in row.get(section, {}).items():
+                assert base[section][key] != value, f"{name} repeats {section}.{key}"
+
+
+OWN_FILES = [
+    f"data.{split}_{side}=mine.{split}.{side}" for split in ("train", "dev", "test") for side in ("source", "target")
+]
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+@pytest.mark.parametrize("data", ["tiny", "files", "wmt14_en_de", "wmt14_en_fr"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_scale_composes_with_every_corpus_and_hardware_for_every_row(scale, data, hardware):
+    words = (f"scale={scale}", f"data={data}", f"hardware={hardware}", *(OWN_FILES if data == "files" else ()))
+    for fidelity in ("paper", "released_code"):
+        like = compose_row(*words, f"fidelity={fidelity}")
+        assert [compose.row(name, like).experiment for name in schema.ROWS] == [*schema.ROWS]
+    # Control: a sentence that no update can hold is refused
+    with pytest.raises(ConfigError, match="tokens_per_update"):
+        compose_row(*words, "data.max_length=90000", "hardware.tokens_per_micro_batch=90000")

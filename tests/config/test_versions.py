@@ -1,0 +1,127 @@
+"""Known-bad versions are refused before they are imported; the private names of other libraries that we use exist."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from functools import reduce
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from aiayn.config import versions
+
+ROOT = Path(__file__).parents[2]
+PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line[0] != "#")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ASKED = [Requirement(line) for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]]
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        *(("pytorch-lightning", version) for version in ("2.6.2", "2.6.3", "2.6.5", "2.5.0")),
+        *(("hydra-core", "1.3.5"), ("torch", "2.9.1"), ("torch", "2.9.1+cpu"), ("sentencepiece", "0.2.1")),
+        *(("wandb", "0.29.9"), ("sentencepiece", "0.1.99")),
+    ],
+)
+def test_a_known_bad_version_is_refused_by_name_with_a_remedy(monkeypatch, name, version):
+    installed = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda asked: version if asked == name else installed(asked))
+    with pytest.raises(ValueError, match=f"^{name} {re.escape(version)} .*: pip install -c constraints.txt"):
+        versions.refuse()
+    assert not Requirement(f"{name}{next(r.specifier for r in ASKED if r.name == name)}").specifier.contains(version)
+
+
+def test_what_is_installed_here_is_not_refused_nor_is_a_package_that_is_missing(monkeypatch):  # control
+    versions.refuse()
+
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    versions.refuse()
+
+
+def test_it_is_refused_before_it_is_imported():
+    code = (
+        "import sys\nfrom importlib import metadata\nmetadata.version = lambda name: '2.6.2'\n"
+        "from aiayn import cli\nsys.argv = ['aiayn', 'train']\n"
+        "try: cli.main()\n"
+        "except SystemExit as exit: print(exit.code, {'torch', 'pytorch_lightning', 'wandb', 'hydra._internal'} & "
+        "(set(sys.modules) - {'hydra._internal'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 set()\n"
+    assert done.stderr == ("aiayn: pytorch-lightning 2.6.2 is malicious: pip install -c constraints.txt -e '.[dev]'\n")
+
+
+def test_the_constraints_pin_exact_versions_that_any_build_has():
+    for name, version in PINNED.items():
+        assert Version(version).local is None, name
+        assert str(Version(version)) == version or version.startswith("20"), name
+    for name, bad, _ in versions.REFUSED:
+        assert not SpecifierSet(bad, prereleases=True).contains(PINNED[name]), name
+
+
+def test_everything_that_we_ask_for_is_pinned_within_what_we_ask():
+    pins = {name.lower().replace("_", "-"): version for name, version in PINNED.items()}
+    for asked in ASKED:
+        assert asked.specifier.contains(pins[asked.name.lower()]), asked
+
+
+# What we use of other libraries that they do not promise to keep: the module, the name in it, and what it is for
+PRIVATE = {
+    ("torch", "ops.mkldnn._linear_pointwise"): "paper.fast.products: oneDNN's matrix product, twice as fast as MKL's",
+    (
+        "torch",
+        "ops.mkldnn._reorder_linear_weight",
+    ): "paper.fast.products: a weight that a search multiplies with, laid out once",
+    ("torch", "_foreach_norm"): "lightning_model: the norm of each gradient in one call",
+    ("torch", "_dynamo.mark_dynamic"): "paper.fast.model: one graph for any number of sentences",
+    ("torch._inductor", "config.deterministic"): "train: compiled kernels that do not depend on timing",
+    ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper._parse_config"): "plugin: the grid of a sweep file",
+    ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper.split_arguments"): "plugin: the points of a grid",
+}
+
+
+def private_names(text: str) -> set[str]:
+    """The dotted names in a source text, not of our own objects, with a part that begins with an underscore."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    parts = {name: name.split(".") for name in found if re.fullmatch(r"\w+(\.\w+)*", name)}
+    return {name for name, (first, *rest) in parts.items() if any(re.match("_[a-z]", part) for part in rest)} - {
+        name for name, (first, *_) in parts.items() if first in ("self", "cls", "os")
+    }
+
+
+@pytest.mark.parametrize(("module", "name"), PRIVATE, ids=str)
+def test_a_private_name_of_another_library_that_we_use_exists(module, name):
+    try:
+        reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError):
+        pytest.fail(f"{module}.{name} is gone; it was for {PRIVATE[module, name]}", pytrace=False)
+
+
+def test_the_table_has_every_private_name_that_the_source_uses():
+    known = [f"{module}.{name}" for module, name in PRIVATE]
+    for path in (ROOT / "src").rglob("*.py"):
+        for name in private_names(path.read_text()):
+            assert any(entry.startswith(name) or name.startswith(entry) for entry in known), (path, name)
+    assert private_names("from torch._inductor import config\nimport x._y\nself._a, torch._b(), os._exit, a.b") == {
+        "torch._inductor.config",
+        "x._y",
+        "torch._b",
+    }

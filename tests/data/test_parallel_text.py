@@ -1,0 +1,300 @@
+import gzip
+import html
+import io
+import lzma
+import random
+import tarfile
+import tracemalloc
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import split_tiny
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aiayn.data import parallel_text
+from aiayn.data.parallel_text import (
+    EMBEDDED,
+    DataError,
+    Files,
+    Member,
+    Selection,
+    in_chunks,
+    read_lines,
+    read_pairs,
+    select,
+)
+
+every_example_in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "text.en", tmp_path / "text.de")
+
+
+def lines_of(path: Path, data: bytes) -> list[bytes]:
+    path.write_bytes(data)
+    return list(read_lines(path))
+
+
+# read_lines
+
+
+@pytest.mark.parametrize("inside", ["\r", "\u2028", "\u2029", "\x85", "\f", "\v", "\x1c", "\x1e"])
+def test_only_a_line_feed_ends_a_line(tmp_path, inside) -> None:
+    text = f"one{inside}still one"
+    assert len(text.splitlines()) == 2  # what a careless reader would see
+    assert lines_of(tmp_path / "text", f"{text}\ntwo\n".encode()) == [text.encode(), b"two"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"one\ntwo\n", b"one\ntwo", b"one\r\ntwo\r\n", b"\xef\xbb\xbfone\ntwo\n", b"\xef\xbb\xbfone\r\ntwo"]
+)
+def test_line_ends_and_byte_order_marks_are_no_text(tmp_path, data) -> None:
+    assert lines_of(tmp_path / "text", data) == [b"one", b"two"]
+
+
+def test_empty_lines_are_lines_and_an_empty_file_has_none(tmp_path) -> None:
+    assert lines_of(tmp_path / "text", b"\n\na\n\n") == [b"", b"", b"a", b""]
+    assert lines_of(tmp_path / "text", b"") == []
+
+
+@given(st.lists(st.binary().filter(lambda line: b"\n" not in line), max_size=7))
+@every_example_in_one_folder
+def test_any_bytes_keep_their_number_of_lines(tmp_path, lines) -> None:
+    # A first line that begins like UTF-16 is refused
+    data = b"".join(b"--" + line + b"\n" for line in lines)
+    assert len(lines_of(tmp_path / "text", data)) == len(lines)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_a_compressed_file_reads_as_a_plain_one_and_a_torn_one_is_refused_by_name(tmp_path, suffix, pack) -> None:
+    data = b"".join(b"%d\n" % i for i in range(10_007))
+    packed = tmp_path / f"text{suffix}"
+    assert lines_of(packed, pack(data)) == lines_of(tmp_path / "text", data)
+    for damaged in (pack(data)[:-7], b"<html>404</html>\n", pack(data)[:50] + b"\0\0\0\0\0" + pack(data)[55:]):
+        with pytest.raises(DataError, match=f"cannot read .*text{suffix}"):
+            lines_of(packed, damaged)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_refused_by_name(tmp_path, encoding) -> None:
+    with pytest.raises(DataError, match="text is UTF-16"):
+        lines_of(tmp_path / "text", "\ufeffone\ntwo\n".encode(encoding))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_mark_is_refused_too_and_utf_8_with_a_nul_is_not(tmp_path, encoding) -> None:
+    for text in ("one two\r\nthree\n", "ab\n", "one"):
+        with pytest.raises(DataError, match="text is UTF-16"):
+            lines_of(tmp_path / "text", text.encode(encoding))
+    for line in (b"\0", b"a", b"", b"a\0", b"\0a", b"a\0b", b"\0\0\0\0", b"o\0ne"):
+        assert lines_of(tmp_path / "text", line + b"\n") == [line]
+
+
+def test_a_small_file_with_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path) -> None:
+    bomb = lzma.compress(b"one\n" + bytes(2**27))
+    assert len(bomb) < 2**15
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"text\.xz, line 2: more than 16777216 bytes"):
+        lines_of(tmp_path / "text.xz", bomb)
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+    (tmp_path / "text").write_bytes(b"x" * (2**24 - 1) + b"\ny")
+    assert list(map(len, read_lines(tmp_path / "text"))) == [2**24 - 1, 1]
+
+
+def test_a_missing_file_is_named(tmp_path) -> None:
+    with pytest.raises(DataError, match=r"cannot read .*nowhere"):
+        list(read_lines(tmp_path / "nowhere"))
+
+
+# read_pairs
+
+
+def test_different_numbers_of_lines_are_refused_with_both_numbers(files) -> None:
+    files.source.write_text("a\nb\nc\n")
+    files.target.write_text("x\ny\n")
+    with pytest.raises(DataError, match=r"text\.en has 3 lines, .*text\.de has 2"):
+        list(read_pairs(files, Counter()))
+
+
+def test_dropped_pairs_are_counted_by_reason_and_pairs_stay_aligned(files) -> None:
+    files.source.write_bytes(b"a\n\nc\nd\xff\n \t\nf\n")
+    files.target.write_bytes(b"A\nB\nC\nD\nE\n\xc3\n")
+    dropped: Counter[str] = Counter()
+    assert list(read_pairs(files, dropped)) == [("a", "A"), ("c", "C")]
+    assert dropped == {"empty": 2, "invalid UTF-8": 2}
+
+
+@given(st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=17))
+@every_example_in_one_folder
+def test_lines_read_are_pairs_kept_plus_pairs_dropped_by_reason(files, rows) -> None:
+    for side, path in enumerate((files.source, files.target)):
+        path.write_bytes(b"".join(row[side].replace(b"\n", b"") + b"\n" for row in [(b"first", b"first"), *rows]))
+    dropped: Counter[str] = Counter()
+    assert len(list(read_pairs(files, dropped))) + dropped.total() == 1 + len(rows)
+    assert set(dropped) <= {"empty", "invalid UTF-8"}
+
+
+def test_without_cleaning_every_line_stays(files) -> None:
+    files.source.write_text("a\n\n \nd\n")
+    files.target.write_text("\nB\n\n\n")
+    assert list(read_pairs(files, None)) == [("a", ""), ("", "B"), (" ", ""), ("d", "")]
+
+
+def test_without_cleaning_invalid_utf_8_is_refused_with_its_line(files) -> None:
+    files.source.write_bytes(b"a\nb\n")
+    files.target.write_bytes(b"A\n\xff\n")
+    with pytest.raises(DataError, match=r"text\.de, line 2: .*invalid start byte"):
+        list(read_pairs(files, None))
+
+
+# The part of a corpus that is used
+
+
+@given(
+    words=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5))),
+    max_words=st.integers(0, 5),
+    count=st.integers(0, 5),
+)
+def test_pairs_are_selected_by_the_longer_side_then_by_number_and_the_others_are_counted(words, max_words, count):
+    pairs = [("ein\u2003Wort " * source, "word\t" * target) for source, target in words]
+    dropped: Counter[str] = Counter()
+    kept = list(select(pairs, Selection(max_words, count), dropped))
+    short = [pair for pair, sides in zip(pairs, words, strict=True) if max(2 * sides[0], sides[1]) <= max_words]
+    expected = pairs if max_words == 0 else short
+    assert kept == (expected if count == 0 else expected[:count])
+    assert dropped["over max_words"] == len(pairs) - len(expected)
+    assert len(kept) + dropped.total() == len(pairs)
+
+
+# The embedded corpus
+
+
+def test_the_embedded_corpus_is_clean_and_no_near_duplicate_stands_in_two_parts() -> None:
+    dropped: Counter[str] = Counter()
+    splits = {split: list(read_pairs(files, dropped)) for split, files in EMBEDDED.items()}
+    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 23_768, "dev": 10_000, "test": 3000}
+    assert dropped.total() == 0
+    for side in (0, 1):
+        keys = {split: [split_tiny.key(pair[side]) for pair in pairs] for split, pairs in splits.items()}
+        for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
+            assert not set(keys[one]) & set(keys[other])
+        assert all(len(set(keys[split])) == len(keys[split]) for split in ("dev", "test"))
+        assert len(set(keys["train"])) < len(keys["train"])  # control: near-duplicates are seen as such
+    assert split_tiny.key("Phase 1: {name} (<b>V</b>)") == split_tiny.key("phase 2 v!") == "phase v"
+
+
+def test_the_split_of_the_embedded_corpus_is_a_function_of_its_pairs() -> None:
+    splits = split_tiny.embedded()
+    pairs = [pair for part in splits.values() for pair in part]
+    assert split_tiny.split(pairs[::-1]) == splits
+
+
+def test_the_embedded_corpus_carries_its_licence_and_its_attribution() -> None:
+    tiny = resources.files("aiayn.data") / "tiny"
+    assert "Apache License" in (tiny / "LICENSE.md").read_text()
+    assert "Home Assistant contributors" in (tiny / "NOTICE.md").read_text()
+
+
+# Archives
+
+
+def packed(path: Path, *entries: tuple[str, bytes] | tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as archive:
+        for entry in entries:
+            info = entry if isinstance(entry, tarfile.TarInfo) else tarfile.TarInfo(entry[0])
+            data = b"" if isinstance(entry, tarfile.TarInfo) else entry[1]
+            info.size = info.size or len(data)
+            archive.addfile(info, io.BytesIO(data) if data else None)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".tgz", ".tar"])
+def test_a_member_of_an_archive_is_read_as_a_file_is_and_nothing_is_extracted(tmp_path, suffix) -> None:
+    text = b"\xef\xbb\xbfone\rstill one\r\n\ntwo"
+    archive = packed(
+        tmp_path / f"a{suffix}",
+        ("training/other", b"no\n" * 50_021),
+        ("training/text", text),
+        ("x.gz", gzip.compress(text)),
+    )
+    expected = lines_of(tmp_path / "text", text)
+    assert expected == [b"one\rstill one", b"", b"two"]
+    assert list(read_lines(Member(archive, "training/text"))) == expected
+    assert list(read_lines(Member(archive, "x.gz"))) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"a{suffix}", "text"]
+
+
+def test_a_member_that_is_missing_or_no_file_is_refused_by_name(tmp_path) -> None:
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    archive = packed(tmp_path / "a.tgz", ("training/text", b"one\n"), link)
+    for name in ("text", "link", "/training/text", "training"):
+        with pytest.raises(DataError, match=rf"a\.tgz holds no file {name}$"):
+            list(read_lines(Member(archive, name)))
+
+
+def test_a_damaged_archive_is_refused_by_name(tmp_path) -> None:
+    whole = packed(tmp_path / "whole.tgz", ("text", random.Random(3).randbytes(300_007))).read_bytes()
+    damaged = tmp_path / "a.tgz"
+    for content in (whole[:-1000], b"<html>404</html>", b"", gzip.compress(b"no tar" * 1009)):
+        damaged.write_bytes(content)
+        with pytest.raises(DataError, match=r"cannot read .*a\.tgz: text: |a\.tgz holds no file text"):
+            list(read_lines(Member(damaged, "text")))
+
+
+def test_an_archive_that_claims_too_much_is_refused(tmp_path, monkeypatch) -> None:
+    archive = packed(tmp_path / "a.tgz", ("before", bytes(10_007)), ("text", b"one\n"))
+    assert list(read_lines(Member(archive, "text"))) == [b"one"]
+    monkeypatch.setattr(parallel_text, "LARGEST_ARCHIVE", 10_007)
+    with pytest.raises(DataError, match=r"a\.tgz unpacks to more than 10007 bytes"):
+        list(read_lines(Member(archive, "text")))
+
+
+def test_a_large_member_is_never_in_memory_whole(tmp_path) -> None:
+    archive = packed(tmp_path / "a.tgz", ("before", bytes(2**24)), ("text", (b"one more line " * 7 + b"\n") * 2**17))
+    tracemalloc.start()
+    assert sum(1 for _ in read_lines(Member(archive, "text"))) == 2**17
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
+
+
+SGM = """<refset setid="newstest2013" srclang="any" trglang="de">
+<doc docid="a" origlang="en">
+<hl>
+<seg id="1"> One  &amp; two &quot;three&quot; </seg>
+</hl>
+<p>
+<seg id="2">R&amp;D\u2028&lt;b&gt;\u00a0x</seg> <!-- no -->
+<seg id="3"></seg>
+</p>
+</doc>
+</refset>
+"""
+
+
+def test_the_segments_of_an_sgm_are_sacrebleus_with_their_entities_resolved(tmp_path) -> None:
+    from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
+
+    path, theirs = tmp_path / "newstest.sgm", tmp_path / "newstest.txt"
+    path.write_text(SGM)
+    FakeSGMLDataset("x", langpairs={})._convert_format(str(path), str(theirs))
+    ours = [line.decode() for line in read_lines(path)]
+    assert ours == ['One & two "three"', "R&D <b> x <!-- no -->", ""]
+    assert ours == [html.unescape(line) for line in theirs.read_text().split("\n")[:-1]]
+    assert ours != theirs.read_text().split("\n")[:-1]  # control: theirs keep the entities
+
+
+def test_pairs_come_in_chunks_of_bounded_number_and_of_bounded_length(monkeypatch) -> None:
+    monkeypatch.setattr(parallel_text, "CHARACTERS_AT_ONCE", 37)
+    pairs = [("a" * length, "b" * (length // 2)) for length in (1, 2, 0, 3, 101, 0, 11, 13, 5, 1)]
+    chunks = list(in_chunks(iter(pairs), 3))
+    assert [pair for chunk in chunks for pair in chunk] == pairs
+    assert [len(chunk) for chunk in chunks] == [3, 2, 3, 2]
+    assert list(in_chunks(iter(pairs[:3]), 3)) == [pairs[:3]]
+    assert list(in_chunks(iter([]), 3)) == []

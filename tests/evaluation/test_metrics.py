@@ -1,0 +1,213 @@
+"""The numbers of the table against independent recipes and the sacrebleu command."""
+
+from __future__ import annotations
+
+import lzma
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sacrebleu
+import sacremoses
+
+from aiayn.data import parallel_text
+from aiayn.data.parallel_text import read_pairs
+from aiayn.evaluation.metrics import bits_per_character, bleu, bleu_of_counts, paper_counts, paper_tokens, perplexity
+
+REFERENCES = [
+    "Die Katze sitzt auf der alten Matte.",
+    "Das ist ein Rich-Text-Format, nicht wahr?",
+    'Er sagte: "Es regnet in Berlin-Mitte, z.B. heute & morgen."',
+    "Wir haben 1.000,50 Euro bezahlt – leider zu viel.",
+    "Licht im Wohnzimmer ein- oder ausschalten",
+    "Der Ölpreis stieg am 3. März um 5 %.",
+    "Gehen wir morgen früh gemeinsam zum Bahnhof?",
+]
+HYPOTHESES = [
+    "Die Katze sitzt auf der Matte.",
+    "Das ist ein Rich-Text-Format, oder?",
+    'Er sagte: "Es regnet in Berlin-Mitte, z.B. heute."',
+    "Wir haben 1.000,50 Euro bezahlt – leider zu wenig & spät.",
+    "Licht im Wohnzimmer ein- und ausschalten",
+    "Der Preis für Öl stieg um 5 %.",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def real_text() -> tuple[list[str], list[str]]:
+    folder = Path(__file__).resolve().parents[3] / "shared" / "data" / "newstest2013"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not here")
+    with lzma.open(folder / "newstest2013.de.xz", "rt", encoding="utf-8", newline="\n") as file:
+        references = [line.rstrip("\n") for line in file][:211]
+    return [" ".join(line.split()[: 3 + i % 17]) for i, line in enumerate(references)], references
+
+
+def multi_bleu(hypotheses: list[str], references: list[str]) -> float:
+    """The recipe of Papineni et al. (2002) on white space, unsmoothed."""
+    matches, totals, sides = [0] * 4, [0] * 4, [0, 0]
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        h, r = hypothesis.split(), reference.split()
+        sides = [sides[0] + len(h), sides[1] + len(r)]
+        for n in range(1, 5):
+            h_grams = Counter(tuple(h[i : i + n]) for i in range(len(h) - n + 1))
+            r_grams = Counter(tuple(r[i : i + n]) for i in range(len(r) - n + 1))
+            matches[n - 1] += sum(min(count, r_grams[gram]) for gram, count in h_grams.items())
+            totals[n - 1] += max(0, len(h) - n + 1)
+    if 0 in matches:
+        return 0.0
+    precision = math.exp(sum(math.log(m / t) for m, t in zip(matches, totals, strict=True)) / 4)
+    return 100 * precision * min(1.0, math.exp(1 - sides[1] / sides[0]))
+
+
+def test_the_perplexity_of_a_uniform_model_is_the_size_of_its_vocabulary() -> None:
+    for vocab_size in (2, 37, 37_003):
+        assert perplexity(101 * math.log(vocab_size), 101) == pytest.approx(vocab_size, rel=1e-13)
+
+
+def test_a_diverged_model_has_a_perplexity_that_is_infinite_or_not_a_number_instead_of_an_error() -> None:
+    assert perplexity(1e6, 13) == math.inf
+    assert perplexity(math.inf, 13) == math.inf
+    assert math.isnan(perplexity(math.nan, 13))
+
+
+def test_bits_per_character_of_a_fair_coin_for_each_character_is_one() -> None:
+    assert bits_per_character(23 * math.log(2), 23) == pytest.approx(1.0, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Das ist ein Test.", "Das ist ein Test ."),
+        ("rich-text format", "rich ##AT##-##AT## text format"),
+        ("Rich-Text-Format", "Rich ##AT##-##AT## Text ##AT##-##AT## Format"),
+        # The search goes on behind a match: a single letter between two hyphens is split once, as in the authors' Perl
+        ("a-b-c", "a ##AT##-##AT## b-c"),
+        ("ein- oder aus", "ein- oder aus"),
+        ("Am 3. März & z.B. heute", "Am 3. März & z.B. heute"),
+        ("##AT##", "# # AT # #"),
+        ("", ""),
+    ],
+)
+def test_paper_tokens_are_moses_tokens_with_compounds_split(line: str, expected: str) -> None:
+    assert paper_tokens(line, "de") == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("l'homme d'État", "l' homme d' État"),
+        ("Aujourd'hui, dit-il : « a-b ».", "Aujourd' hui , dit-il : « a-b » ."),  # compounds are split in German alone
+        ("", ""),
+    ],
+)
+def test_paper_tokens_of_french_are_moses_s_french(line: str, expected: str) -> None:
+    assert paper_tokens(line, "fr") == expected
+    assert not line or paper_tokens(line, "de") != expected  # control
+
+
+def test_bleu_and_its_signature_are_those_of_the_target_language() -> None:
+    references = ["L'ordinateur n'a pas l'air d'aller bien aujourd'hui.", "Le sous-menu s'ouvre-t-il ?"]
+    hypotheses = ["L'ordinateur n'a pas l'heure d'aller mieux aujourd'hui.", "Est-ce que le sous-menu s'ouvre ?"]
+    french, german = (bleu(hypotheses, references, language) for language in ("fr", "de"))
+    moses = sacremoses.MosesTokenizer(lang="fr")
+    sides = [[moses.tokenize(line, return_str=True, escape=False) for line in s] for s in (hypotheses, references)]
+    assert french.bleu["paper"] == pytest.approx(multi_bleu(*sides), rel=1e-12)
+    assert french.bleu["paper"] != pytest.approx(german.bleu["paper"], rel=1e-3)  # control
+    assert french.signatures["paper"].endswith(f"|moses:sacremoses-{sacremoses.__version__}-fr")
+    assert german.signatures["paper"].endswith(f"|moses:sacremoses-{sacremoses.__version__}-de-compounds")
+    for name in ("sacrebleu", "intl"):  # which know no language
+        assert (french.bleu[name], french.signatures[name]) == (german.bleu[name], german.signatures[name])
+    summed = bleu_of_counts(paper_counts(hypotheses, references, "fr").sum(0))
+    assert summed == pytest.approx(french.bleu["paper"], rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "tokenize"), [("sacrebleu", "13a"), ("intl", "intl")])
+def test_bleu_equals_the_sacrebleu_command_on_the_same_files(tmp_path: Path, name: str, tokenize: str) -> None:
+    for file, lines in (("hypotheses", HYPOTHESES), ("references", REFERENCES)):
+        (tmp_path / file).write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+    command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-b", "-w", "12", "-tok", tokenize]
+    printed = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert bleu(HYPOTHESES, REFERENCES, "de").bleu[name] == pytest.approx(float(printed), abs=1e-11)
+
+
+def test_paper_bleu_equals_unsmoothed_bleu_of_the_paper_tokens() -> None:
+    ours = bleu(HYPOTHESES, REFERENCES, "de").bleu["paper"]
+    sides = [[paper_tokens(line, "de") for line in lines] for lines in (HYPOTHESES, REFERENCES)]
+    assert ours == pytest.approx(multi_bleu(*sides), rel=1e-12)
+    # Control: without the compounds, or with smoothing where four-grams are missing, the number is another one
+    whole = [[tokens.replace(" ##AT##-##AT## ", "-") for tokens in side] for side in sides]
+    assert ours != pytest.approx(multi_bleu(*whole), rel=1e-3)
+    assert ours != pytest.approx(multi_bleu(HYPOTHESES, REFERENCES), rel=1e-3)
+    missing = bleu(["ein kleiner Test heute"], ["ein kleiner Versuch heute"], "de").bleu
+    assert missing["paper"] == 0.0
+    assert missing["sacrebleu"] > 0.0
+
+
+def test_on_real_text_all_three_agree_with_their_references(real_text: tuple[list[str], list[str]]) -> None:
+    hypotheses, references = real_text
+    ours = bleu(hypotheses, references, "de")
+    sides = [[paper_tokens(line, "de") for line in lines] for lines in real_text]
+    assert ours.bleu["paper"] == pytest.approx(multi_bleu(*sides), rel=1e-12)
+    assert ours.bleu["sacrebleu"] == sacrebleu.corpus_bleu(hypotheses, [references]).score
+    assert ours.bleu_ci95[0] < ours.bleu["sacrebleu"] < ours.bleu_ci95[1]
+
+
+def test_signatures_name_tokenisation_smoothing_and_version() -> None:
+    signatures = bleu(HYPOTHESES, REFERENCES, "de").signatures
+    assert signatures.keys() == {"paper", "sacrebleu", "intl"}
+    assert all(f"version:{sacrebleu.__version__}" in signature for signature in signatures.values())
+    assert "tok:13a|smooth:exp" in signatures["sacrebleu"]
+    assert "tok:intl|smooth:exp" in signatures["intl"]
+    assert "tok:none|smooth:none" in signatures["paper"]
+    assert "sacremoses" in signatures["paper"]
+
+
+def test_the_interval_is_the_percentiles_of_resampled_corpora() -> None:
+    low, high = bleu(HYPOTHESES, REFERENCES, "de").bleu_ci95
+    assert [low, high] == bleu(HYPOTHESES, REFERENCES, "de").bleu_ci95
+    random, scores = np.random.default_rng(1), []
+    for _ in range(1000):
+        chosen = random.integers(len(REFERENCES), size=len(REFERENCES))
+        sides = [[lines[i] for i in chosen] for lines in (HYPOTHESES, REFERENCES)]
+        scores.append(sacrebleu.corpus_bleu(sides[0], [sides[1]]).score)
+    # Another random stream: some 13 scores of the 1000 on either side of a percentile are within its noise
+    scores.sort()
+    assert scores[12] <= low <= scores[38]
+    assert scores[961] <= high <= scores[987]
+
+
+def test_the_interval_of_one_sentence_is_its_score() -> None:
+    one = bleu(HYPOTHESES[:1], REFERENCES[:1], "de")
+    assert one.bleu_ci95 == pytest.approx([one.bleu["sacrebleu"]] * 2, rel=1e-12)
+
+
+def test_a_perfect_translation_scores_100_and_empty_ones_0() -> None:
+    assert bleu(REFERENCES, REFERENCES, "de").bleu == pytest.approx({"paper": 100.0, "sacrebleu": 100.0, "intl": 100.0})
+    empty = bleu([""] * 3, REFERENCES[:3], "de")
+    assert empty.bleu == {"paper": 0.0, "sacrebleu": 0.0, "intl": 0.0}
+    assert empty.bleu_ci95 == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("hypotheses", "references"), [(2, 1), (1, 2), (0, 3), (3, 0), (0, 0)])
+def test_counts_that_differ_or_are_zero_are_refused_with_both(hypotheses: int, references: int) -> None:
+    with pytest.raises(ValueError, match=rf"{hypotheses} hypotheses and {references} references"):
+        bleu(HYPOTHESES[:hypotheses], REFERENCES[:references], "de")
+
+
+def test_what_scores_without_a_model_on_the_embedded_dev_set() -> None:
+    train, dev = (list(read_pairs(parallel_text.EMBEDDED[split], None)) for split in ("train", "dev"))
+    sources, references = zip(*dev, strict=True)
+    of_length: dict[int, Counter[str]] = {}
+    for source, target in train:
+        of_length.setdefault(len(source.split()), Counter())[target] += 1
+    everywhere = Counter(target for _, target in train)
+    commonest = [of_length.get(len(source.split()), everywhere).most_common(1)[0][0] for source in sources]
+    always = everywhere.most_common(1)[0][0]
+    for outputs, expected in ((sources, 9.4), (commonest, 0.7), ([always] * len(dev), 0.0), (references, 100.0)):
+        assert bleu(list(outputs), list(references), "de").bleu["sacrebleu"] == pytest.approx(expected, abs=0.05)

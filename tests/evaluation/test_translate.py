@@ -1,0 +1,137 @@
+"""`aiayn translate`: n lines in, n lines out, in order, for any bytes."""
+
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiayn.config import compose
+from aiayn.evaluation import translate
+from aiayn.evaluation.evaluate import trained
+from aiayn.evaluation.search import search
+
+
+@pytest.fixture(scope="module")
+def model(finished):
+    """The trained run: (model, corpus, decoding, hardware)."""
+    run = compose.compose_row(*finished)
+    transformer, dataset, _ = trained(run)
+    return transformer, dataset, run.decoding, run.hardware
+
+
+def translations(model, text: bytes) -> list[str]:
+    return list(translate.translate(*model, io.BytesIO(text), pytest.fail))
+
+
+def lines_of(text: bytes) -> list[bytes]:
+    lines = text.split(b"\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+LINES = st.lists(st.one_of(st.binary(max_size=9), st.text("0123456789 ", max_size=9).map(str.encode)), max_size=7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LINES.map(b"\n".join))
+def test_any_bytes_keep_their_number_of_lines_and_only_a_line_feed_ends_one(model, text):
+    found = translations(model, text)
+    assert len(found) == len(lines_of(text))
+    for line, translation in zip(lines_of(text), found, strict=True):
+        if not line.decode("utf-8", "replace").strip():
+            assert translation == ""
+
+
+@settings(max_examples=15, deadline=None)
+@given(LINES.map(b"\n".join))
+def test_the_command_writes_as_many_lines_as_it_reads(finished, text):
+    with pytest.MonkeyPatch.context() as patch:
+        written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
+        patch.setattr("sys.stdout", written)
+        translate.main(compose.compose_row(*finished), io.BytesIO(text))
+        printed = written.buffer.getvalue()
+    assert printed.count(b"\n") == len(lines_of(text))
+    assert printed.endswith(b"\n") or not printed
+
+
+def test_empty_lines_stay_where_they_are(model):
+    found = translations(model, b"\n1 2 3\n   \n\r\n4 5\n\n")
+    assert [bool(line) for line in found] == [False, True, False, False, True, False]
+
+
+def test_a_line_is_translated_alike_alone_and_among_others_and_across_chunks(model, monkeypatch):
+    lines = [b"1 2 3", b"", b"7", b"9 8 7 6 5", b"4 4", b"1 2 3", b"0 1 0"]
+    together = translations(model, b"\n".join(lines))
+    assert [line for text in lines for line in translations(model, text + b"\n")] == together
+    assert together[0] == together[5]
+    monkeypatch.setattr(translate, "LINES_AT_ONCE", 2)
+    assert translations(model, b"\n".join(lines)) == together
+    assert len(set(together)) > 2  # control: not always the same
+
+
+def test_a_translation_is_what_the_search_finds_for_the_tokens(model):
+    transformer, dataset, decoding, hardware = model
+    (hypothesis,) = search(transformer, dataset.tokenizer.encode(["3 1 4 1 5"]), decoding, hardware)
+    assert translations(model, b"3 1 4 1 5") == dataset.tokenizer.decode([hypothesis.ids])
+
+
+def test_line_ends_of_another_system_do_not_count_as_text(model):
+    assert translations(model, b"1 2 3\r\n4 5\r\n") == translations(model, b"1 2 3\n4 5\n")
+
+
+def test_lines_come_out_while_more_are_to_come(model, monkeypatch):
+    """A pipe that never ends is translated in chunks."""
+    monkeypatch.setattr(translate, "LINES_AT_ONCE", 3)
+    asked = []
+
+    def endless():
+        while True:
+            asked.append(1)
+            yield b"1 2\n"
+
+    found = translate.translate(*model, endless(), pytest.fail)
+    assert next(found)
+    assert len(asked) == 3
+
+
+def test_standard_input_goes_to_standard_output_and_nothing_else_does(finished, aiayn, tmp_path):
+    text = "1 2 3\n\n4 5 6 ß \x85 \u2028 x\n"
+    done = aiayn("translate", *finished, text=text)
+    assert done.stdout.count("\n") == 3
+    assert done.stdout.split("\n")[1] == ""
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_very_long_line_costs_no_more_than_the_limit_and_is_named(model, monkeypatch):
+    _, dataset, *_ = model
+    monkeypatch.setattr(translate, "LONGEST", 13)
+    encoded, searched = [], []
+    encode = dataset.tokenizer.encode
+    monkeypatch.setattr(dataset.tokenizer, "encode", lambda lines: encoded.extend(map(len, lines)) or encode(lines))
+    monkeypatch.setattr(
+        translate,
+        "search",
+        lambda m, ids, d, h, *_: searched.extend(map(len, ids)) or search(m, [part[:2] for part in ids], d, h),
+    )
+    text = b"1 2\n" + b"3 4 " * 10**6 + b"\n" + b"5" * 14 + b"\n" + b" " * 10**6 + b"1\n6 7\n" + b"8" * 13
+    warnings: list[str] = []
+    found = list(translate.translate(*model, io.BytesIO(text), warnings.append))
+    assert len(found) == 6
+    assert max(encoded) == 13 * 16
+    assert max(searched) == 13
+    named = [f"line {number} has more than 13 tokens: only its beginning is translated" for number in (2, 3, 4)]
+    assert warnings == named
+    assert found[0] == translations(model, b"1 2")[0]
+
+
+def test_output_does_not_depend_on_the_locale(finished, monkeypatch):
+    printed = []
+    for encoding in ("utf-8", "ascii"):
+        written = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\r\n")
+        monkeypatch.setattr("sys.stdout", written)
+        translate.main(compose.compose_row(*finished), io.BytesIO("1 2 ж 3\nжж\n".encode()))
+        printed.append(written.buffer.getvalue())
+    assert printed[0] == printed[1]
+    assert printed[0].count(b"\n") == 2
+    assert b"\r" not in printed[0]

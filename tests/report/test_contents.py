@@ -1,0 +1,64 @@
+"""What the report is made of: translations only of the corpus that is here, vectors only of intact checkpoints."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aiayn.config import compose, folders
+from aiayn.config.schema import Config
+from aiayn.core import storage
+from aiayn.data.prepare import prepare
+from aiayn.report import contents
+from aiayn.runs import checkpoint
+
+
+@pytest.fixture
+def run(digits: list[str], tmp_path: Path) -> Config:
+    return compose.compose_row(*digits, "scale=smoke", f"output={tmp_path}")
+
+
+def put(run: Config, row: str, sha256: str, lines: int, result_of: Any) -> Path:
+    """A finished run on a corpus of that hash, with so many translations."""
+    trained = compose.scaled(dataclasses.replace(compose.rows()[row], scale=run.scale, data=run.data))
+    folder = folders.sweep_folder(run) / row / "seed1"
+    storage.write_json(folder / "result.json", {**result_of(trained), "sha256": {"data": sha256, "tokenizer": "t"}})
+    storage.write_text(folder / "translations.txt", "1 2 3\n" * lines)
+    return folder
+
+
+def test_only_translations_of_this_corpus_and_as_many_as_its_sentences_are_counted(run, result_of) -> None:
+    here = prepare(run, lambda message: None).sha256
+    put(run, "base", here, 41, result_of)
+    put(run, "a_h1", "another", 41, result_of)
+    put(run, "a_h4", here, 40, result_of)
+    found = contents.gather(run)
+    assert set(found.counts) == {("base", 1)}
+    # Most are on the text that is here: the one on other text is in no figure, and named
+    assert set(found.runs) == {("base", 1), ("a_h4", 1)}
+    assert [name for name, status, _ in found.table.notes if status == "stale"] == ["a_h1 seed 1"]
+    assert found.counts["base", 1].shape == (41, 10)
+    assert (len(found.sources), len(found.references), found.missing) == (41, 41, "")
+
+
+def test_without_the_corpus_it_is_said_what_is_missing(run, result_of, tmp_path) -> None:
+    put(run, "base", "x", 41, result_of)
+    found = contents.gather(dataclasses.replace(run, prepared=str(tmp_path / "nowhere")))
+    assert found.counts == {}
+    assert "holds no prepared data" in found.missing
+    prepare(run, lambda message: None)
+    assert "no finished run has translations of the corpus" in contents.gather(run).missing
+
+
+def test_learned_positions_are_those_of_the_newest_intact_checkpoint(run, result_of) -> None:
+    folder = put(run, "e_learned_positions", "x", 1, result_of) / "checkpoints"
+    assert contents.gather(run).learned == {}
+    weights = {f"transformer.{side}_positions.weight": torch.rand(67, 5) for side in ("source", "target")}
+    checkpoint.save({"state_dict": weights}, checkpoint.path_of(folder, 3))
+    found = contents.gather(run).learned
+    assert list(found) == ["Learned, source side", "Learned, target side"]
+    assert (found["Learned, source side"] == weights["transformer.source_positions.weight"].numpy()[:64]).all()
+    checkpoint.path_of(folder, 3).write_bytes(b"torn")
+    assert contents.gather(run).learned == {}  # control

@@ -1,0 +1,62 @@
+"""Curves are the rows of metrics.jsonl, whatever else stands between them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aiayn.core import storage
+from aiayn.report import curves
+from aiayn.report.curves import POINTS
+
+
+def write(folder: Path, updates: int, *more: str) -> None:
+    rows = [
+        {"step": s, "train/loss": 1000.0 - s, "target_tokens": 7, "seconds": 3.0 * s} for s in range(1, updates + 1)
+    ]
+    storage.write_text(folder / "metrics.jsonl", "".join(f"{line}\n" for line in [*map(json.dumps, rows), *more]))
+
+
+def test_each_quantity_stands_at_its_updates_tokens_and_minutes(tmp_path: Path) -> None:
+    write(tmp_path, 20, '{"step": 10, "dev/ppl": 31.5}')
+    found = curves.read(tmp_path)
+    assert found["train/loss"].values.tolist() == [1000.0 - s for s in range(1, 21)]
+    assert found["train/loss"].axes["tokens"].tolist() == [7 * s for s in range(1, 21)]
+    dev = found["dev/ppl"]
+    assert {axis: values.tolist() for axis, values in dev.axes.items()} == {
+        "steps": [10],
+        "tokens": [70],
+        "minutes": [0.5],
+    }
+
+
+def test_a_long_curve_is_thinned_to_means(tmp_path: Path) -> None:
+    write(tmp_path, 10 * POINTS)
+    found = curves.read(tmp_path)["train/loss"]
+    assert len(found.values) == POINTS
+    assert found.values[0] == np.mean([1000.0 - s for s in range(1, 11)])
+    assert np.allclose(found.axes["steps"] + found.values, 1000.0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torn {", "[]", '{"step": "4"}', '{"step": 4, "train/loss": NaN}', '{"step": true, "dev/ppl": 1}', "[" * 9999],
+)
+def test_a_damaged_line_is_passed_over(tmp_path: Path, line: str) -> None:
+    write(tmp_path, 5, line)
+    assert len(curves.read(tmp_path)["train/loss"].values) == 5
+    assert "dev/ppl" not in curves.read(tmp_path)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(content=st.binary(max_size=200))
+def test_no_bytes_raise(tmp_path: Path, content: bytes) -> None:
+    storage.write_bytes(tmp_path / "metrics.jsonl", content)
+    assert curves.read(tmp_path) == {}
+
+
+def test_a_missing_file_has_no_curves(tmp_path: Path) -> None:
+    assert curves.read(tmp_path) == {}

@@ -1,0 +1,142 @@
+"""What is drawn is what was measured: points, intervals and titles read back from the figures."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+from scipy import stats
+
+from aiayn.config import compose
+from aiayn.report import figures
+from aiayn.report.curves import Curve
+from aiayn.report.figure_files import style
+from aiayn.runs.records import Run
+from aiayn.tables import table3
+from aiayn.tables.table3 import Table
+
+
+def table(scale: str, data: str, seeds: int) -> Table:
+    """Made-up results in which each seed adds 1 % of perplexity and 0.1 BLEU."""
+    run = compose.compose_row(f"scale={scale}", f"data={data}")
+    runs = []
+    for row, line in compose.rows().items():
+        trained = compose.row(row, run)
+        for seed in range(seeds):
+            dev = {"ppl": line.paper.ppl * 2 * (1 + seed / 100), "bleu": {"paper": line.paper.bleu + seed / 10}}
+            result: dict[str, Any] = {"config": dataclasses.asdict(trained), "dev": dev}
+            runs.append(Run(row, seed, "finished", "", result, 1))
+    return table3.table(run, runs)
+
+
+def points(figure: Figure, panel: int, marker: str) -> list[float]:
+    lines = sorted(
+        (line for line in figure.axes[panel].lines if line.get_marker() == marker), key=lambda x: x.get_xdata()[0]
+    )
+    return [float(line.get_ydata()[0]) for line in lines]
+
+
+def test_each_row_has_a_colour_of_its_own() -> None:
+    found = figures.colours(table("mini", "tiny", 1))
+    assert set(found) == set(compose.ROWS)
+    assert len(set(found.values())) == 20
+
+
+def test_a_group_shows_the_papers_effects_and_ours() -> None:
+    figure = figures.group(table("mini", "tiny", 3), "(A)")
+    rows = [compose.rows()[row].paper for row in ("a_h1", "a_h4", "base", "a_h16", "a_h32")]
+    for panel, effects in (
+        (0, [100 * (row.ppl / 4.92 - 1) for row in rows]),
+        (1, [row.bleu - 25.8 for row in rows]),
+    ):
+        assert points(figure, panel, "D") == pytest.approx(effects)
+        assert points(figure, panel, "o") == pytest.approx(effects, abs=0.15)
+    assert "scale mini" in figure.get_suptitle()
+
+
+def test_under_the_papers_conditions_a_group_shows_the_figures_themselves() -> None:
+    figure = figures.group(table("paper", "wmt14_en_de", 1), "(A)")
+    assert points(figure, 0, "D") == [5.29, 5.0, 4.92, 4.91, 5.01]
+    assert points(figure, 0, "o") == pytest.approx([2 * value for value in (5.29, 5.0, 4.92, 4.91, 5.01)])
+
+
+def test_intervals_are_students_and_one_seed_has_none() -> None:
+    bars = figures.group(table("mini", "tiny", 3), "(E)").axes[1].containers
+    (segment,) = bars[0].lines[2][0].get_segments()
+    sample = np.array([0.0, 0.1, 0.2]) - 0.1
+    expected = stats.t.interval(0.95, 2, sample.mean(), stats.sem(sample))
+    assert segment[:, 1] == pytest.approx(expected, abs=1e-9)
+    assert not figures.group(table("mini", "tiny", 1), "(E)").axes[1].containers[0].lines[2]
+
+
+def test_every_title_names_scale_and_data() -> None:
+    made = table("mini", "tiny", 1)
+    curve = {
+        ("base", 1): {
+            "train/loss": Curve({axis: np.arange(3.0) for axis in ("steps", "tokens", "minutes")}, np.ones(3))
+        }
+    }
+    with style():
+        drawn = [
+            figures.curve(made, curve, "train/loss", "tokens"),
+            figures.run(made, curve, "a_h1"),
+            figures.group(made, "(D)"),
+            figures.schedule(made),
+            figures.ranks(made, "PPL"),
+            figures.lengths(made, {("base", 1): np.ones((9, 10), np.int64)}, range(9)),
+        ]
+    for figure in drawn:
+        words = [
+            figure.get_suptitle(),
+            *(text for axes in figure.axes for text in (axes.get_title("left"), axes.get_title(), axes.get_ylabel())),
+        ]
+        assert any("scale mini" in text and "tiny" in text for text in words), words
+    assert [line.get_gid() for line in drawn[0].axes[0].lines] == ["row.base:1"]
+
+
+def names_and_dots(figure: Figure) -> tuple[dict[str, Bbox], list[tuple[float, float]]]:
+    """Where each row's name and dot is, in pixels."""
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    return {text.get_text(): text.get_window_extent() for text in axes.texts}, [
+        tuple(axes.transData.transform((line.get_xdata()[0], line.get_ydata()[0]))) for line in dots
+    ]
+
+
+@pytest.mark.parametrize("metric", ["PPL", "BLEU"])
+def test_in_the_plot_of_ranks_every_row_is_named_and_no_name_lies_on_another(metric: Any) -> None:
+    """In the paper's own figures, where rows stand most closely: on the diagonal, some on one point."""
+    with style():
+        figure = figures.ranks(table("mini", "tiny", 1), metric)
+        names, dots = names_and_dots(figure)
+    assert set(names) == set(compose.ROWS)
+    assert len(dots) == 20
+    assert not [pair for pair in itertools.combinations(names, 2) if names[pair[0]].overlaps(names[pair[1]])]
+    assert not [name for name, box in names.items() if any(box.contains(*dot) for dot in dots)]
+    assert all(figure.axes[0].bbox.count_contains(box.corners()) == 4 for box in names.values())
+    for text in figure.axes[0].texts:  # control: names beside their dots, as they would be without a search
+        dot = dots[compose.ROWS.index(text.get_text())]
+        text.set_position(figure.axes[0].transData.inverted().transform((dot[0] + 20, dot[1])))
+    names, _ = names_and_dots(figure)
+    assert [pair for pair in itertools.combinations(names, 2) if names[pair[0]].overlaps(names[pair[1]])]
+
+
+def test_the_schedule_peaks_at_the_end_of_the_warm_up() -> None:
+    (base, big) = figures.schedule(table("mini", "tiny", 1)).axes[0].lines
+    for line, row in ((base, "base"), (big, "big")):
+        trained = compose.scaled(
+            dataclasses.replace(compose.rows()[row], scale=compose.compose_row("scale=mini").scale)
+        )
+        peak = line.get_xdata()[int(np.argmax(line.get_ydata()))]
+        assert peak == pytest.approx(trained.training.warmup_steps, rel=0.02)
+
+
+def test_buckets_of_lengths_reach_from_the_shortest_to_the_longest_source() -> None:
+    words = [n % 23 + 1 for n in range(230)]
+    (axes,) = figures.lengths(table("mini", "tiny", 1), {("base", 1): np.ones((230, 10), np.int64)}, words).axes
+    first, *_, last = [label.get_text() for label in axes.get_xticklabels()]
+    assert (first.partition(" ")[0], last.rpartition(" ")[2]) == ("1", "23")

@@ -1,0 +1,346 @@
+"""Checkpoints: found again, verified, rotated; damage is passed over and named."""
+
+import errno
+import os
+import shutil
+import subprocess
+import tempfile
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+
+from aiayn.config import compose, folders
+from aiayn.core import storage
+from aiayn.runs import checkpoint
+from aiayn.core.storage import StorageError
+
+
+def save(folder, step, value=None):
+    weights = {"transformer.w": torch.full((2, 3), float(step if value is None else value))}
+    path = checkpoint.path_of(folder, step)
+    checkpoint.save({"state_dict": weights, "updates_done": step}, path)
+    return path
+
+
+def test_the_newest_is_found_and_comes_back_as_it_was(tmp_path):
+    for step in (5, 1000, 70):
+        save(tmp_path, step)
+    (path,) = checkpoint.newest(tmp_path)
+    loaded = checkpoint.load(path)
+    assert loaded["updates_done"] == 1000
+    assert torch.equal(loaded["state_dict"]["transformer.w"], torch.full((2, 3), 1000.0))
+    assert checkpoint.newest(tmp_path / "empty") == []
+
+
+def test_the_hash_beside_it_is_what_sha256sum_checks(tmp_path):
+    path = save(tmp_path, 7)
+    subprocess.run(["sha256sum", "--check", path.name + ".sha256"], cwd=tmp_path, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "no hash"])
+def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage, capsys):
+    good, bad = save(tmp_path, 3), save(tmp_path, 5)
+    data = bytearray(bad.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        bad.write_bytes(data)
+    elif damage == "cut":
+        bad.write_bytes(data[:-11])
+    else:
+        (tmp_path / f"{bad.name}.sha256").unlink()
+    assert checkpoint.newest(tmp_path) == [good]
+    assert capsys.readouterr().err == f"aiayn: {bad} is damaged and passed over: the one before it is used\n"
+    with pytest.raises(StorageError, match=bad.name):
+        checkpoint.load(bad)
+
+
+def test_no_intact_checkpoint_is_one_error_and_never_a_fresh_start(tmp_path, capsys):
+    for step in (3, 5):
+        save(tmp_path, step).write_bytes(b"")
+    with pytest.raises(
+        StorageError, match=rf"no checkpoint in {tmp_path} is intact \(2, newest step-000000005\.ckpt\)"
+    ):
+        checkpoint.newest(tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+def test_rotation_keeps_the_newest_and_waits_while_the_newest_is_damaged(tmp_path):
+    paths = [save(tmp_path, step) for step in (1, 2, 3, 4)]
+    checkpoint.rotate(tmp_path, 2)
+    assert sorted(tmp_path.glob("*.ckpt")) == paths[2:]
+    assert len(list(tmp_path.iterdir())) == 4
+    paths[3].write_bytes(b"torn")
+    checkpoint.rotate(tmp_path, 1)
+    assert paths[2].exists()
+
+
+def test_weights_that_are_not_finite_are_never_written(tmp_path):
+    with pytest.raises(StorageError, match=r"transformer\.w is not finite"):
+        save(tmp_path, 3, float("nan"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_average_is_the_mean(tmp_path):
+    paths = [save(tmp_path, step) for step in (2, 3, 7)]
+    assert torch.equal(checkpoint.average(paths)["transformer.w"], torch.full((2, 3), 4.0))
+
+
+def of_all_at_once(paths: list[Path]) -> dict[str, torch.Tensor]:
+    """The mean by its definition, with every state in memory."""
+    states = [checkpoint.load(path)["state_dict"] for path in paths]
+    return {
+        name: (sum(state[name].double() for state in states) / len(states)).to(first.dtype)
+        for name, first in states[0].items()
+    }
+
+
+def test_averaging_holds_one_checkpoint_however_many_there_are(tmp_path, monkeypatch):
+    paths, kinds = [], {"half": torch.bfloat16, "single": torch.float32, "double": torch.float64}
+    for step in range(1, 8):
+        torch.manual_seed(step)
+        weights = {name: torch.randn(5, 3, dtype=kind) for name, kind in kinds.items()}
+        weights["tied"] = weights["double"].view(3, 5)  # in one memory
+        paths.append(checkpoint.path_of(tmp_path, step))
+        checkpoint.save({"state_dict": weights}, paths[-1])
+    expected = of_all_at_once(paths)
+    alive: list[weakref.ref] = []
+    most = 0
+    load = checkpoint.load
+
+    def counted(path):
+        nonlocal most
+        most = max(most, sum(weight() is not None for weight in alive))
+        loaded = load(path)
+        alive.extend(weakref.ref(weight) for weight in loaded["state_dict"].values())
+        return loaded
+
+    monkeypatch.setattr(checkpoint, "load", counted)
+    found = checkpoint.average(paths)
+    assert found.keys() == expected.keys()
+    assert all(found[name].dtype == expected[name].dtype for name in expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    # In float64 the sum of the first is the first; whatever else was read is gone when the next is read
+    assert most <= 2
+    of_all_at_once(paths)  # control
+    assert most == 4 * (len(paths) - 1)
+
+
+def test_the_hash_is_of_what_was_meant_and_not_of_what_the_disk_made_of_it(tmp_path, monkeypatch):
+    def flip(point: str, path: Path) -> None:
+        if point == "synced" and path.suffix == ".ckpt":
+            (temporary,) = tmp_path.glob(".*.tmp")
+            data = bytearray(temporary.read_bytes())
+            data[len(data) // 2] ^= 1
+            temporary.write_bytes(data)
+
+    good = save(tmp_path, 3)
+    monkeypatch.setattr(storage, "fault", flip)
+    bad = save(tmp_path, 5)
+    assert not checkpoint.is_intact(bad)
+    checkpoint.rotate(tmp_path, 1)
+    assert good.exists()  # nothing goes before its successor is verified
+
+
+def test_saving_never_passes_through_the_folder_for_temporary_files(tmp_path, monkeypatch):
+    def refuse(*arguments: object, **options: object) -> str:
+        raise AssertionError("asked for a temporary file")
+
+    for name in ("mkstemp", "mkdtemp", "gettempdir", "NamedTemporaryFile"):
+        monkeypatch.setattr(tempfile, name, refuse)
+    assert checkpoint.newest(save(tmp_path, 3).parent)
+    with pytest.raises(AssertionError, match="temporary file"):  # control: Lightning's own
+        TorchCheckpointIO().save_checkpoint({"state_dict": {}}, tmp_path / "lightning.ckpt")
+
+
+def plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str | int) and plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(plain, value))
+    return value is None or type(value) in (torch.Tensor, str, int, float, bool)
+
+
+def test_a_checkpoint_of_a_run_holds_tensors_and_plain_values_only(finished):
+    (path,) = checkpoint.newest(folders.run_folder(compose.compose_row(*finished)) / "checkpoints")
+    loaded = checkpoint.load(path)
+    adam = loaded["optimizer_states"][0]
+    for group in adam["param_groups"]:
+        assert type(group.pop("betas")) is tuple  # as Adam has it
+    assert plain(loaded)
+    assert not plain({"state_dict": {"w": [Path("x")]}})  # control
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Store(RuleBasedStateMachine):
+    """A run's checkpoints, saved and rotated while processes die and disks refuse at any point, and files rot."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.root = Path(tempfile.mkdtemp())
+        self.folder = self.root / "checkpoints"
+        self.folder.mkdir()
+        self.step = 0
+        self.acknowledged: list[int] = []
+        self.damaged: set[int] = set()
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.root)
+
+    def done(self, action, number: int, fault: str) -> bool:
+        """Whether `action` came to its end, with a fault at its point of that number."""
+        left = number
+        dead = self.root / "dead"
+
+        def strike(point: str, path: Path) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and fault == "no space":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if left == 0 and fault == "kill":
+                shutil.copytree(self.folder, dead)  # what is on the disk now is all that stays
+                raise Killed
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(storage, "fault", strike)
+            try:
+                action()
+            except Killed:
+                shutil.rmtree(self.folder)
+                dead.rename(self.folder)
+                return False
+            except storage.StorageError:
+                assert fault == "no space"
+                return False
+        return True
+
+    faults = st.sampled_from(["", "", "", "kill", "no space"])
+
+    @rule(number=st.integers(1, 9), fault=faults)
+    def save(self, number, fault) -> None:
+        self.step += 1
+        if self.done(lambda: save(self.folder, self.step), number, fault):
+            self.acknowledged.append(self.step)
+            self.damaged.discard(self.step)
+
+    @rule(keep=st.integers(1, 2), number=st.integers(1, 13), fault=faults)
+    def rotate(self, keep, number, fault) -> None:
+        kept = sorted(self.folder.glob("*.ckpt"))[-keep:]
+        self.done(lambda: checkpoint.rotate(self.folder, keep), number, fault)
+        if kept and checkpoint.is_intact(kept[-1]):
+            self.acknowledged = [step for step in self.acknowledged if checkpoint.path_of(self.folder, step) in kept]
+
+    @precondition(lambda self: len(set(self.acknowledged) - self.damaged) > 1)
+    @rule()
+    def damage(self) -> None:
+        path = checkpoint.path_of(self.folder, self.acknowledged[-1])
+        path.write_bytes(path.read_bytes()[:-7])
+        self.damaged.add(self.acknowledged[-1])
+
+    @rule()
+    def resume(self) -> None:
+        """As a worker that starts again: it goes on from what it finds."""
+        found = self.newest()
+        self.step = found[0] if found else 0
+        self.acknowledged = [step for step in self.acknowledged if step <= self.step]
+
+    def newest(self) -> list[int]:
+        paths = checkpoint.newest(self.folder, 99)
+        steps = [checkpoint.load(path)["updates_done"] for path in paths]
+        for path, step in zip(paths, steps, strict=True):
+            assert path == checkpoint.path_of(self.folder, step)
+            assert checkpoint.load(path)["state_dict"]["transformer.w"][0, 0] == step
+        return steps
+
+    @invariant()
+    def nothing_acknowledged_is_lost(self) -> None:
+        intact = [step for step in self.acknowledged if step not in self.damaged]
+        assert set(intact) <= set(self.newest())
+
+
+TestStore = Store.TestCase
+TestStore.settings = settings(max_examples=60, stateful_step_count=10, deadline=None)
+
+
+def hash_last(state: dict, path: Path) -> None:
+    torch.save(state, path)
+    storage.write_text(path.with_name(path.name + ".sha256"), f"{storage.sha256(path)}  {path.name}\n")
+
+
+def unverified(folder: Path, keep: int) -> None:
+    for path in sorted(folder.glob("*.ckpt"))[:-keep]:
+        checkpoint.remove(path)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "careless"),
+    [(checkpoint, "save", hash_last), (checkpoint, "rotate", unverified)],
+    ids=["hash written last", "rotation without verification"],
+)
+def test_a_careless_store_would_lose_something(monkeypatch, owner, name, careless):  # control of the machine above
+    monkeypatch.setattr(owner, name, careless)
+    quick = settings(
+        TestStore.settings,
+        max_examples=400,
+        phases=[Phase.generate],
+        database=None,
+        derandomize=True,
+        report_multiple_bugs=False,
+    )
+    with pytest.raises((AssertionError, StorageError)):
+        run_state_machine_as_test(Store, settings=quick)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_run_that_died_at_any_point_of_a_write_ends_like_one_that_did_not(toy_run, tmp_path, monkeypatch):
+    """Every state that the disk passes through in training is what a kill at that moment leaves."""
+    from aiayn.config import compose
+    from aiayn.training import train
+
+    whole = tmp_path / "whole"
+    states: list[Path] = []
+
+    def keep(point: str, path: Path) -> None:
+        if path.parent.name == "checkpoints" or path.name == "metrics.jsonl":
+            states.append(Path(shutil.copytree(whole, tmp_path / f"{len(states)}-{point}-{path.name}")))
+
+    storage.write_text(whole / "config.yaml", compose.to_yaml(toy_run))
+    monkeypatch.setattr(storage, "fault", keep)
+    train.train(toy_run, whole)
+    monkeypatch.undo()
+    last = checkpoint.path_of(Path("checkpoints"), toy_run.training.max_steps)
+    expected = (whole / last).read_bytes()
+    assert {state.name.split("-")[1] for state in states} >= set(storage.POINTS) - {"locked"}
+    torn = [state for state in states if state.name.split("-")[1] == "written" and state.name.endswith(".ckpt")]
+    for state in [torn[0], *states[5::19]]:  # the very first checkpoint, and points of every kind
+        for unfinished in (state / "checkpoints").glob(".*.tmp"):  # its writer is this process, which lives
+            *name, _, random, tmp = unfinished.name.split(".")
+            unfinished.rename(unfinished.with_name(".".join([*name, str(2**22 + 1), random, tmp])))
+        train.train(toy_run, state)
+        assert (state / last).read_bytes() == expected, state.name
+        assert not list((state / "checkpoints").glob(".*"))
+
+
+def test_weights_of_another_model_are_named_and_the_model_stays(tmp_path):
+    path = save(tmp_path, 3)
+    model = torch.nn.Linear(2, 3)
+    with (
+        pytest.raises(StorageError, match=rf"{path} holds another model than this run's: .*Missing key"),
+        checkpoint.fitting(path),
+    ):
+        model.load_state_dict(checkpoint.load(path)["state_dict"])

@@ -1,0 +1,158 @@
+"""Devices: a schedule gives each row its own, nobody takes what another has, and workers see theirs alone."""
+
+import dataclasses
+import itertools
+import os
+import random
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiayn.config import compose
+from aiayn.cost import schedule
+from aiayn.runs import devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    seconds: float
+
+
+def rows_of(seconds: list[float]) -> list[Row]:
+    return [Row(f"row{number}", time) for number, time in enumerate(seconds)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.5, 100.0), min_size=1, max_size=20), st.integers(1, 9))
+def test_a_schedule_gives_every_row_its_devices_once_and_none_two_rows_at_a_time(seconds, available) -> None:
+    rows = rows_of(seconds)
+    draw = random.Random(len(seconds))
+    wanted = {row.name: draw.randint(1, available) for row in rows}
+    turns = schedule.schedule(rows, wanted, available)
+    assert sorted(turn.row.name for turn in turns) == sorted(wanted)
+    for turn in turns:
+        assert len(set(turn.devices)) == wanted[turn.row.name]
+        assert turn.end - turn.start == pytest.approx(turn.row.seconds / len(turn.devices))
+    for number in range(available):
+        own = sorted((turn.start, turn.end) for turn in turns if number in turn.devices)
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
+    one_each = schedule.schedule(rows, dict.fromkeys(wanted, 1), available)
+    least = max(max(seconds), sum(seconds) / available)
+    # Longest first ends at most a third later than the best there is, which takes `least` or more
+    assert least <= schedule.length(one_each) * (1 + 1e-9) <= least * 2 + 1e-6
+    starts = [turn.row.seconds for turn in one_each]
+    assert starts == sorted(starts, reverse=True)
+    assert schedule.length(schedule.best_schedule(rows, 1, available, available)) <= schedule.length(one_each)
+
+
+def test_a_schedule_by_hand() -> None:
+    turns = schedule.schedule(rows_of([3, 5, 2, 4]), {f"row{number}": 1 for number in range(4)}, 2)
+    assert [(turn.row.seconds, turn.devices, turn.start, turn.end) for turn in turns] == [
+        *((5, (0,), 0, 5), (4, (1,), 0, 4), (3, (1,), 4, 7), (2, (0,), 5, 7)),
+    ]
+
+
+def test_a_long_row_gets_more_devices_up_to_the_most_and_only_while_the_whole_ends_sooner() -> None:
+    rows = rows_of([60, 10, 10])
+    for most, expected in ((1, 1), (2, 2), (3, 3), (4, 3)):
+        turns = schedule.best_schedule(rows, 1, most, 4)
+        assert {turn.row.name: len(turn.devices) for turn in turns} == {"row0": expected, "row1": 1, "row2": 1}
+    assert [len(turn.devices) for turn in schedule.best_schedule(rows[:1], 1, 4, 4)] == [4]
+    assert schedule.best_schedule([], 1, 4, 4) == []
+
+
+@pytest.fixture
+def hardware() -> dict[str, compose.Config]:
+    return {name: compose.compose_row(f"hardware={name}").hardware for name in ("cpu", "gpu")}
+
+
+def test_a_cpu_has_as_many_devices_as_their_threads_fit_the_cores_and_a_limit_may_be_any(hardware, monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)))
+    for threads, each, expected in ((1, 1, 7), (2, 1, 3), (1, 2, 7), (3, 2, 2), (3, 5, 5), (64, 1, 1)):
+        assert len(devices.names(dataclasses.replace(hardware["cpu"], threads=threads, devices=each))) == expected
+    assert len(devices.names(hardware["cpu"], 11)) == 11
+
+
+def test_gpus_are_those_that_there_are_and_a_limit_or_a_run_beyond_them_is_refused(hardware, monkeypatch) -> None:
+    assert devices.gpus() == [] or all(name.startswith("GPU-") for name in devices.gpus())
+    monkeypatch.setattr(devices, "gpus", list)
+    with pytest.raises(compose.ConfigError, match="hardware=gpu: torch sees no GPU here"):
+        devices.names(hardware["gpu"])
+    monkeypatch.setattr(devices, "gpus", lambda: ["GPU-a", "GPU-b", "GPU-c"])
+    assert devices.names(hardware["gpu"]) == ["GPU-a", "GPU-b", "GPU-c"]
+    assert devices.names(hardware["gpu"], 2) == ["GPU-a", "GPU-b"]
+    with pytest.raises(compose.ConfigError, match=r"hydra\.launcher\.devices=4: must be at most 3, the GPUs"):
+        devices.names(hardware["gpu"], 4)
+    wide = dataclasses.replace(hardware["gpu"], devices=4)
+    with pytest.raises(
+        compose.ConfigError, match=r"hardware\.devices=4: must be at most 3, all devices that torch sees"
+    ):
+        devices.Pool(wide, devices.names(wide))
+
+
+def named(*letters: str) -> list[str]:
+    """GPUs that no other process of this machine has."""
+    return [f"GPU-{letter}{os.getpid()}" for letter in letters]
+
+
+def test_a_gpu_has_one_run_at_a_time_whatever_command_asks_and_its_workers_see_it_alone(hardware) -> None:
+    one, other = (devices.Pool(hardware["gpu"], named("a", "b", "c")) for _ in range(2))
+    with ExitStack() as first, ExitStack() as second:
+        assert one.take(2, first) == {"CUDA_VISIBLE_DEVICES": ",".join(named("a", "b"))}
+        assert one.take(2, second) is None
+        assert other.take(2, second) is None
+        assert other.take(1, second) == {"CUDA_VISIBLE_DEVICES": named("c")[0]}
+        assert one.take(1, first) is None
+        second.close()
+        assert one.take(1, first) == {"CUDA_VISIBLE_DEVICES": named("c")[0]}
+        first.close()
+        assert other.take(3, second) == {}  # all: what this process sees, under whatever name
+    cores = [devices.Pool(hardware["cpu"], ["0", "1"]) for _ in range(2)]
+    with ExitStack() as held:  # control: cores are shared with other commands, not with other runs of this one
+        assert [pool.take(2, held) for pool in (*cores, cores[0])] == [{}, {}, None]
+
+
+def test_a_process_that_is_killed_gives_its_gpu_back(hardware) -> None:
+    code = (
+        "import sys; from contextlib import ExitStack; from aiayn import config, devices\n"
+        f"pool = devices.Pool(config.compose_row('hardware=gpu').hardware, {named('k')!r})\n"
+        "held = ExitStack(); print(pool.take(1, held), flush=True); sys.stdin.read()"
+    )
+    pool = devices.Pool(hardware["gpu"], named("k"))
+    with (
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner,
+        ExitStack() as held,
+    ):
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"{}\n"
+        assert pool.take(1, held) is None
+        owner.kill()
+        owner.wait()
+        assert pool.take(1, held) == {}
+
+
+def test_runs_that_start_at_once_meet_at_ports_of_their_own_and_a_strangers_is_left_alone(monkeypatch) -> None:
+    first = devices.PORTS[7 * os.getpid() % 9000]
+    monkeypatch.setattr(devices, "PORTS", range(first, first + 50))
+    with ExitStack() as held, socket.socket() as stranger:
+        ports = [devices.port(held) for _ in range(5)]
+        assert len(set(ports)) == 5
+        stranger.bind(("127.0.0.1", max(ports) + 1))
+        stranger.listen()
+        assert devices.port(held) > max(ports) + 1
+    with ExitStack() as held:  # control: all are free again
+        assert devices.port(held) <= min(ports)
+        monkeypatch.setattr(devices, "_locked", lambda name, stack: True)
+        assert devices.port(held) == devices.port(held)  # control: to be free is not enough
+        monkeypatch.setattr(devices, "PORTS", range(first, first + 1))
+        with socket.socket() as stranger:
+            stranger.bind(("127.0.0.1", first))
+            stranger.listen()
+            with pytest.raises(compose.ConfigError, match="no port from"):
+                devices.port(held)

@@ -1,0 +1,393 @@
+"""Beside the updates: each recorded once, dev and checkpoints at the right ones, no noise in a log."""
+
+import contextlib
+import json
+import math
+import os
+import signal
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from aiayn.core import progress, signals, storage
+from aiayn.core.signals import Interrupted, StopFlag
+from aiayn.runs import checkpoint
+from aiayn.training import callbacks
+from aiayn.training.callbacks import Bar, Dev, Save
+from aiayn.training.lightning_data import Update
+from aiayn.training.lightning_model import NonFinite
+
+LAST = 7
+MODULE = SimpleNamespace(settle=lambda: None, one_wants_to_stop=False, ranks=1)
+
+
+def update(number: int) -> Update:
+    return Update(number, 11, 13, [])
+
+
+def outputs(number: int) -> dict:
+    return {
+        "loss": torch.tensor(26.0 + number, dtype=torch.float64),
+        "nats": torch.tensor(13.0),
+        "gradient_norm": torch.tensor(0.5),
+        "learning_rate": 0.25,
+    }
+
+
+@pytest.fixture
+def trainer():
+    """What the callbacks ask of a trainer; it notes where it saved."""
+    found = SimpleNamespace(saved=[])
+
+    def save_checkpoint(path):
+        found.saved.append(path)
+        state = {"state_dict": {"w": torch.ones(3)}}
+        checkpoint.save(state, path)
+
+    found.save_checkpoint = save_checkpoint
+    return found
+
+
+def run(trainer, parts, numbers, starts: bool = True) -> None:
+    for part in parts if starts else ():
+        part.on_train_start(trainer, MODULE)
+    for number in numbers:
+        for part in parts:
+            part.on_train_batch_start(trainer, MODULE, update(number), number)
+        for part in parts:
+            part.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
+
+
+Record = partial(callbacks.Record, device="cpu", devices=3)
+
+
+def rows(path) -> list[dict]:
+    return [json.loads(line) for line in storage.read_lines(path)]
+
+
+def test_each_update_is_recorded_once_in_order_and_shown_as_it_is_written(trainer, tmp_path):
+    shown = []
+    record = Record(tmp_path / "metrics.jsonl", 0, shown.append, writes=True)
+    run(trainer, [record], range(LAST))
+    record.flush()
+    found = rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in found] == list(range(1, LAST + 1))
+    assert found == shown
+    for number, row in enumerate(found):
+        assert row["train/loss"] == pytest.approx((26 + number) / 13)
+        assert (row["train/nats"], row["train/gradient_norm"], row["train/learning_rate"]) == (1.0, 0.5, 0.25)
+        assert (row["source_tokens"], row["target_tokens"]) == (11, 13)
+    assert [row["seconds"] for row in found] == sorted(row["seconds"] for row in found)
+    assert (record.source_tokens, record.target_tokens) == (11 * LAST, 13 * LAST)
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 6, "train/lo'])
+@pytest.mark.parametrize("start", [0, 1, 3, 5])
+def test_a_resume_cuts_the_record_to_what_the_checkpoint_has_and_goes_on_from_there(trainer, tmp_path, start, torn):
+    path = tmp_path / "metrics.jsonl"
+    before = Record(path, 0, lambda row: None, writes=True)
+    run(trainer, [before], range(5))
+    before.flush()
+    seconds = rows(path)
+    with path.open("a") as file:
+        file.write(torn)
+    record = Record(path, start, lambda row: None, writes=True)
+    assert [row["step"] for row in rows(path)] == list(range(1, start + 1))
+    assert (record.source_tokens, record.target_tokens) == (11 * start, 13 * start)
+    assert record.seconds == (seconds[start - 1]["seconds"] if start else 0.0)
+    run(trainer, [record], range(start, LAST))
+    record.flush()
+    found = rows(path)
+    assert [row["step"] for row in found] == list(range(1, LAST + 1))
+    assert [row["seconds"] for row in found] == sorted(row["seconds"] for row in found)
+    assert record.target_tokens == 13 * LAST
+
+
+def test_the_seconds_of_each_kind_of_device_add_up_over_sessions_with_other_numbers_of_them(
+    trainer, tmp_path, monkeypatch
+):
+    path, now = tmp_path / "metrics.jsonl", [1000.0]
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    sessions = [("H200", 8, range(3), 5.0), ("H200", 2, range(3, 5), 7.0), ("cpu", 3, range(5, LAST), 11.0)]
+    for device, count, numbers, seconds_each in sessions:
+        record = Record(path, numbers.start, lambda row: None, writes=True, device=device, devices=count)
+        record.on_train_start(trainer, MODULE)
+        for number in numbers:
+            now[0] += seconds_each
+            run_one(trainer, record, number)
+        run_one(trainer, record, numbers.stop)  # an update that no checkpoint has: it is made again
+        record.flush()
+        now[0] += 13.0  # until the next session
+    last = Record(path, LAST, lambda row: None, writes=True)
+    assert last.device_seconds == {"H200": 8 * 3 * 5.0 + 2 * 2 * 7.0, "cpu": 3 * 2 * 11.0}
+    assert last.seconds == 3 * 5.0 + 2 * 7.0 + 2 * 11.0
+    assert 3 * last.seconds != sum(last.device_seconds.values())  # control: nor are they the last session's devices
+
+
+def run_one(trainer, record, number) -> None:
+    record.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
+
+
+def test_only_one_rank_writes(trainer, tmp_path):
+    record = Record(tmp_path / "metrics.jsonl", 0, pytest.fail, writes=False)
+    run(trainer, [record], range(LAST))
+    record.flush()
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert record.waiting == []
+
+
+def test_rows_are_flushed_now_and_then_and_no_sooner(trainer, tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    record = Record(path, 0, lambda row: None, writes=True)
+    run(trainer, [record], range(2))
+    assert rows(path) == []
+    monkeypatch.setattr(callbacks, "FLUSH_SECONDS", 0.0)
+    run(trainer, [record], range(2, 4))
+    assert [row["step"] for row in rows(path)] == [1, 2, 3], "the last one may still turn out not to be finite"
+    record.flush()
+    assert [row["step"] for row in rows(path)] == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("is_first", [True, False])
+def test_nothing_is_measured_or_saved_of_an_update_that_is_not_finite(trainer, tmp_path, is_first):
+    """On no rank, so that none waits for another."""
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=is_first)
+    save = Save(record, tmp_path / "checkpoints", 1, 3, LAST, StopFlag())
+    for part in (Dev(record, pytest.fail, 1, LAST), save):
+        record.on_train_batch_end(trainer, MODULE, outputs(0), update(0), 0)
+
+        def settle():
+            raise NonFinite
+
+        with pytest.raises(NonFinite):
+            part.on_train_batch_end(trainer, SimpleNamespace(settle=settle, ranks=1), outputs(0), update(0), 0)
+    assert (trainer.saved, rows(tmp_path / "metrics.jsonl") if is_first else []) == ([], [])
+    if is_first:
+        run(trainer, [save], range(1))  # control
+        assert trainer.saved
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (7, [7]), (100, [7])])
+def test_dev_is_measured_every_so_many_updates_and_at_the_last(trainer, tmp_path, every, expected):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    dev = Dev(record, lambda: (34.0, 17), every, LAST)
+    run(trainer, [record, dev], range(LAST))
+    measured = [row for row in rows(tmp_path / "metrics.jsonl") if "dev/ppl" in row]
+    assert [row["step"] for row in measured] == expected
+    assert all(row["dev/nats"] == 2.0 and row["dev/ppl"] == pytest.approx(math.e**2) for row in measured)
+
+
+@pytest.mark.parametrize("nats", [17 * 1e4, math.inf, math.nan])
+def test_a_dev_perplexity_that_is_no_number_ends_the_run_as_diverged(trainer, tmp_path, nats):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    with pytest.raises(NonFinite, match=r"after update 2 the dev perplexity is (inf|nan): the run has diverged"):
+        run(trainer, [record, Dev(record, lambda: (nats, 17), 2, LAST)], range(LAST))
+
+
+def test_only_rank_0_measures(trainer, tmp_path):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=False)
+    run(trainer, [record, Dev(record, pytest.fail, 1, LAST)], range(LAST))
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(("every", "expected"), [(1, [5, 6, 7]), (2, [4, 6, 7]), (3, [3, 6, 7]), (100, [7])])
+def test_checkpoints_come_every_so_many_updates_and_at_the_last_and_the_newest_stay(trainer, tmp_path, every, expected):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    run(trainer, [record, Save(record, tmp_path / "checkpoints", every, 3, LAST, StopFlag())], range(LAST))
+    kept = sorted((tmp_path / "checkpoints").glob("*.ckpt"))
+    assert kept == [checkpoint.path_of(tmp_path / "checkpoints", step) for step in expected]
+    assert len(trainer.saved) == len([step for step in range(1, LAST + 1) if step % every == 0 or step == LAST])
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_record_on_the_disk_is_never_behind_the_checkpoint(trainer, tmp_path):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = trainer.save_checkpoint
+
+    def save_and_look(path):
+        assert path == checkpoint.path_of(tmp_path / "checkpoints", rows(tmp_path / "metrics.jsonl")[-1]["step"])
+        save(path)
+
+    trainer.save_checkpoint = save_and_look
+    run(trainer, [record, Save(record, tmp_path / "checkpoints", 2, 3, LAST, StopFlag())], range(LAST))
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, name):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
+    run(trainer, [record, save], range(2))
+    os.kill(os.getpid(), getattr(signal, name))
+    with pytest.raises(Interrupted, match=f"stopped by {name} after update 3"):
+        run(trainer, [record, save], range(2, LAST), starts=False)
+    assert trainer.saved == [checkpoint.path_of(tmp_path / "checkpoints", 3)]
+    assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
+    run(trainer, [record, save], range(LAST - 1))
+    os.kill(os.getpid(), signal.SIGTERM)
+    run(trainer, [record, save], range(LAST - 1, LAST), starts=False)
+    assert trainer.saved == [checkpoint.path_of(tmp_path / "checkpoints", LAST)]
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_rank_stops_when_another_was_asked_to_once_the_checkpoint_is_whole(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(MODULE, "ranks", 2)
+    saved_at_barrier = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: saved_at_barrier.extend(trainer.saved))
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    monkeypatch.setattr(callbacks, "agree", lambda module, step: None)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
+    run(trainer, [record, save], range(2))
+    monkeypatch.setattr(MODULE, "one_wants_to_stop", True)
+    with pytest.raises(Interrupted, match="another rank after update 3"):
+        run(trainer, [record, save], range(2, LAST), starts=False)
+    assert saved_at_barrier == [checkpoint.path_of(tmp_path / "checkpoints", 3)]
+
+
+@pytest.mark.usefixtures("signals")
+def test_only_rank_0_saves(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(MODULE, "ranks", 2)
+    monkeypatch.setattr(callbacks, "agree", lambda module, step: None)
+    barriers = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: barriers.append(True))
+    for writes in (False, True):
+        record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=writes)
+        run(trainer, [record, Save(record, tmp_path / "checkpoints", 3, 3, LAST, StopFlag())], range(LAST))
+        assert len(trainer.saved) == (3 if writes else 0)
+        assert len(barriers) == (6 if writes else 3)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_rank_that_was_asked_to_stop_waits_until_all_know(trainer, tmp_path, monkeypatch):
+    """Or it would leave the others in the middle of an update."""
+    monkeypatch.setattr(MODULE, "ranks", 2)
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
+    run(trainer, [record, save], range(1))
+    os.kill(os.getpid(), signal.SIGTERM)
+    run(trainer, [record, save], range(1, 3), starts=False)
+    assert trainer.saved == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_before_the_first_update_a_signal_interrupts_one_process_at_once_and_ranks_together(
+    trainer, tmp_path, ranks, monkeypatch
+):
+    """Planning an epoch takes seconds, and nothing is lost by then."""
+    monkeypatch.setattr(MODULE, "ranks", ranks)
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    with signals.interrupting(), StopFlag() as stop:
+        save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, stop)
+        save.on_train_start(trainer, MODULE)
+        with pytest.raises(Interrupted) if ranks == 1 else contextlib.nullcontext():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked == ("" if ranks == 1 else "SIGTERM")
+        save.on_train_batch_start(trainer, MODULE, update(0), 0)
+        os.kill(os.getpid(), signal.SIGTERM)  # control: from the first update on it only sets the flag
+        assert stop.asked == "SIGTERM"
+
+
+def test_a_signal_while_the_trainer_is_built_ends_it_before_the_first_update(trainer, tmp_path):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    with StopFlag() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+            Save(record, tmp_path / "checkpoints", 100, 3, LAST, stop).on_train_start(trainer, MODULE)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "gap", "not UTF-8", "not JSON"])
+def test_a_run_does_not_continue_with_a_record_that_lacks_updates(trainer, tmp_path, damage):
+    path = tmp_path / "metrics.jsonl"
+    record = Record(path, 0, lambda row: None, writes=True)
+    run(trainer, [record], range(5))
+    record.flush()
+    lines = path.read_bytes().splitlines(keepends=True)
+    Record(path, 5, lambda row: None, writes=True)  # control: the whole one is taken
+    contents = {
+        "short": lines[:3],
+        "gap": [*lines[:2], *lines[3:]],
+        "not UTF-8": [*lines[:2], b'{"step": 3, "x": "\xff"}\n', *lines[3:]],
+        "not JSON": [*lines[:2], b"{\n", *lines[3:]],
+    }
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"".join(contents[damage]))
+    found = {"missing": "update 1 is missing", "short": "update 4 is missing", "gap": "update 3 is missing"}
+    words = found.get(damage, "is damaged")
+    with pytest.raises(storage.StorageError, match=rf"metrics\.jsonl.*{words}.*delete its folder"):
+        Record(path, 5, lambda row: None, writes=True)
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_ranks_that_hold_different_weights_save_nothing(trainer, tmp_path, monkeypatch, differ):
+    """One bit of one weight of another rank is enough."""
+    module, other = torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)
+    module.settle, module.one_wants_to_stop, module.ranks = (lambda: None), False, 2
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    other.load_state_dict(module.state_dict())
+    if differ:
+        with torch.no_grad():
+            other.weight[2, 1] = torch.nextafter(other.weight[2, 1], torch.tensor(9.0))
+    hashes = []
+
+    def gather(into, mine):
+        hashes.append(mine)
+        if len(hashes) == 1:  # what the other rank would say
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch.distributed, "all_gather_object", lambda into, theirs: hashes.append(theirs))
+                callbacks.agree(other, 1)
+        into[:] = hashes
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    save = Save(record, tmp_path / "checkpoints", 1, 3, LAST, StopFlag())
+    if differ:
+        with pytest.raises(RuntimeError, match=r"after update 1 the ranks hold different weights .rank 0 "):
+            save.on_train_batch_end(trainer, module, outputs(0), update(0), 0)
+        assert trainer.saved == []
+    else:
+        save.on_train_batch_end(trainer, module, outputs(0), update(0), 0)
+        assert len(trainer.saved) == 1
+
+
+@pytest.mark.parametrize("line", ['{"step": 2', "null", '{"loss": 3}', "\0\0\0"])
+def test_a_damaged_record_is_named_with_its_line_and_not_cut(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    before = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
+    path.write_text(before)
+    with pytest.raises(storage.StorageError, match=r"metrics\.jsonl: line 2 is damaged"):
+        Record(path, 3, lambda row: None, writes=True)
+    assert path.read_text() == before
+
+
+def test_the_bar_prints_nothing_per_update_into_a_log(trainer, tmp_path, capsys):
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    bar = Bar(record, "base", 0, LAST)
+    run(trainer, [bar], range(LAST))
+    bar.teardown(trainer, None, "fit")
+    assert "".join(capsys.readouterr()) == ""
+
+
+def test_the_log_tells_now_and_then_where_the_run_is_and_how_long_it_takes(trainer, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
+    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+    bar = Bar(record, "base", 4, LAST)
+    run(trainer, [bar], range(4, LAST))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [f"base: update {n} of 7" for n in (5, 6, 7)]
+    assert all("target tokens/s" in line for line in lines)
+    assert lines[-1].endswith(" 0 s left")
+    record.writes = False
+    run(trainer, [bar], range(4, LAST))
+    assert capsys.readouterr().out == ""

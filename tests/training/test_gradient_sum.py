@@ -1,0 +1,115 @@
+"""Gradients summed over ranks: what is sent, in which order, and that it is sent while the backward pass goes on."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aiayn.training.gradient_sum import GradientSum
+
+WIDTHS = (3, 5, 7, 11)
+
+
+class Chain(nn.Module):
+    """Layers in a row, which note when the backward pass has left them."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(WIDTHS))
+        self.events = events
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x.register_hook(lambda gradient, number=number: self.events.append(f"layer {number}"))
+            x = layer(x).tanh()
+        return x.sum()
+
+
+@pytest.fixture
+def sent(monkeypatch) -> list[Tensor]:
+    """What a rank has sent; the other one has the same."""
+    found: list[Tensor] = []
+
+    def all_reduce(tensor: Tensor, async_op: bool = False) -> SimpleNamespace:
+        assert async_op
+        found.append(tensor.clone())
+        return SimpleNamespace(wait=lambda: tensor.mul_(2))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    return found
+
+
+def chain(bucket_bytes: int = 1) -> tuple[Chain, GradientSum, list[str]]:
+    torch.manual_seed(13)
+    events: list[str] = []
+    model = Chain(events)
+    return model, GradientSum(model.parameters(), bucket_bytes), events
+
+
+def backward(model: Chain) -> None:
+    model(torch.ones(2, WIDTHS[0], requires_grad=True)).backward()
+
+
+def gradients(model: Chain) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def test_a_layer_is_sent_before_the_backward_pass_has_left_it_and_nothing_before_the_last_pass(sent, monkeypatch):
+    model, total, events = chain()
+    backward(model)
+    assert events == ["layer 2", "layer 1", "layer 0"]
+    assert sent == []  # control: another micro-batch follows
+    all_reduce = torch.distributed.all_reduce
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *a, **k: events.append("sent") or all_reduce(*a, **k))
+    del events[:]
+    total.expect()
+    backward(model)
+    # Each layer's bias and weight are a bucket each here
+    assert events.index("sent") < events.index("layer 1")
+    assert sorted(events) == sorted(["layer 2", "layer 1", "layer 0", *["sent"] * 6])
+    total.finish()
+    assert events.count("sent") == len(total.buckets) == 6
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 150, 10**6])
+def test_the_sums_stand_in_the_gradients_place_whatever_the_buckets_hold(bucket_bytes, sent):
+    alone, _, _ = chain()
+    backward(alone)
+    backward(alone)
+    model, total, _ = chain(bucket_bytes)
+    for _ in range(2):  # two updates
+        model.zero_grad()
+        backward(model)
+        total.expect()
+        backward(model)
+        total.finish()
+        assert all(torch.equal(2 * one, two) for one, two in zip(gradients(alone), gradients(model), strict=True))
+    assert len(sent) == 2 * len(total.buckets)
+    assert [len(bucket) for bucket in total.buckets] == {1: [1] * 6, 150: [2, 2, 2], 10**6: [6]}[bucket_bytes]
+
+
+def test_a_rank_without_sentences_sends_zeros_of_the_same_sizes_in_the_same_order(sent):
+    model, total, _ = chain()
+    total.expect()
+    backward(model)
+    total.finish()
+    full = [*sent]
+    del sent[:]
+    idle, total, _ = chain()
+    total.finish()
+    assert [len(part) for part in sent] == [len(part) for part in full]
+    assert len({len(part) for part in sent}) > 1
+    assert not any(part.any() for part in sent)
+    assert all(part.any() for part in full)  # control
+    assert not any(gradient.any() for gradient in gradients(idle))
+
+
+def test_buckets_go_in_their_order_even_where_a_later_one_is_filled_first(sent):
+    model, total, _ = chain()
+    total.expect()
+    (model.layers[0](torch.ones(2, WIDTHS[0])).sum()).backward()
+    assert sent == []  # the first layer's come last
+    total.finish()
+    assert [len(part) for part in sent] == [p.numel() for p in reversed([*model.parameters()])]

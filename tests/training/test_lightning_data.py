@@ -1,0 +1,127 @@
+"""The stream of updates: every rank its share, every sentence once, the same wherever it is cut."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiayn.data.encoded import Pairs
+from aiayn.data.update_plan import Updates, gather
+from aiayn.training.lightning_data import LightningUpdates, Update
+
+PER_UPDATE, PER_MICRO_BATCH, SENTENCES = 61, 23, 97
+
+
+def corpus(sentences: int = SENTENCES) -> Pairs:
+    """Every token of a sentence is the number of the sentence, so that a batch tells which sentences it holds."""
+    draw = np.random.default_rng(5)
+    sides = []
+    for _ in range(2):
+        lengths = draw.integers(1, 20, sentences)
+        sides += [np.repeat(np.arange(sentences), lengths).astype(np.int32), np.concatenate([[0], np.cumsum(lengths)])]
+    return Pairs(*sides)
+
+
+PAIRS = corpus()
+
+
+def stream(start: int = 0, rank: int = 0, ranks: int = 1, seed: int = 3, per_micro_batch: int = PER_MICRO_BATCH):
+    data = LightningUpdates(
+        PAIRS,
+        tokens_per_update=PER_UPDATE,
+        tokens_per_micro_batch=per_micro_batch,
+        seed=seed,
+        start=start,
+        rank=rank,
+        ranks=ranks,
+    )
+    return data.train_dataloader()
+
+
+def held(update: Update) -> list[tuple[int, list[int]]]:
+    """The micro-batches of an update: (number of its first target token, its sentences)."""
+    return [(batch.first_target, batch.source[batch.source_offsets[:-1]].tolist()) for batch in update.batches]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_all_ranks_together_hold_each_sentence_of_the_update_once_and_know_its_tokens(ranks):
+    plan = Updates(PAIRS.source_lengths, PAIRS.target_lengths, PER_UPDATE, 3, 0)
+    shares = [stream(rank=rank, ranks=ranks) for rank in range(ranks)]
+    for (number, sentences), *updates in islice(zip(plan, *shares, strict=True), 40):
+        parts = sorted(part for update in updates for part in held(update))
+        assert [sentence for _, part in parts for sentence in part] == sentences.tolist()
+        # Tokens are numbered through, on each side by itself
+        batches = sorted(
+            (batch for update in updates for batch in update.batches), key=lambda batch: batch.first_target
+        )
+        for side in ("source", "target"):
+            sizes = [len(getattr(batch, side)) for batch in batches]
+            assert [getattr(batch, f"first_{side}") for batch in batches] == [0, *np.cumsum(sizes)[:-1]]
+        for update in updates:
+            assert update.number == number
+            assert update.source_tokens == PAIRS.source_lengths[sentences].sum()
+            assert update.target_tokens == PAIRS.target_lengths[sentences].sum()
+            assert abs(len(update.batches) - len(updates[0].batches)) <= 1
+
+
+def test_a_rank_alone_does_not_hold_the_whole_update():  # control
+    update = next(iter(stream(rank=1, ranks=2)))
+    assert sum(len(batch.target) for batch in update.batches) < update.target_tokens
+
+
+def test_both_sides_of_every_micro_batch_are_within_the_budget_and_none_is_empty():
+    seen = 0
+    for update in islice(stream(ranks=8, rank=7), 60):
+        for batch in update.batches:
+            assert 0 < len(batch.source) <= PER_MICRO_BATCH
+            assert 0 < len(batch.target) <= PER_MICRO_BATCH
+            seen += 1
+    assert seen < 60  # the eighth rank often has nothing but fillers, and they are left out
+
+
+def test_a_micro_batch_is_what_gather_makes_of_its_sentences():
+    update = next(iter(stream()))
+    for batch, (first_target, sentences) in zip(update.batches, held(update), strict=True):
+        expected = gather(PAIRS, np.array(sentences), batch.first_source, first_target)
+        for name, value in vars(expected).items():
+            assert np.array_equal(getattr(batch, name), value)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 150), st.integers(1, 3), st.integers(0, 5))
+def test_the_stream_from_any_update_is_the_tail_of_the_uncut_stream(start, ranks, seed):
+    """Beyond one epoch: 97 sentences make about 20 updates."""
+    whole = islice(stream(0, 0, ranks, seed), start, start + 7)
+    for one, other in zip(whole, islice(stream(start, 0, ranks, seed), 7), strict=True):
+        assert (one.number, held(one)) == (other.number, held(other))
+    assert other.number == start + 6
+
+
+def test_another_seed_is_another_stream_and_epochs_differ():  # control
+    one, other = ([held(update) for update in islice(stream(seed=seed), 20)] for seed in (3, 4))
+    assert one != other
+    assert len({str(part) for part in one}) == 20
+
+
+@pytest.mark.parametrize("per_micro_batch", [19, 23, 61])
+def test_an_update_holds_the_same_sentences_whatever_the_hardware(per_micro_batch):
+    for one, other in islice(zip(stream(), stream(per_micro_batch=per_micro_batch), strict=True), 30):
+        sentences = ([n for _, part in held(update) for n in part] for update in (one, other))
+        assert next(sentences) == next(sentences)
+        assert (one.source_tokens, one.target_tokens) == (other.source_tokens, other.target_tokens)
+
+
+def test_every_epoch_holds_every_sentence_once():
+    sentences: list[int] = []
+    for update in stream():
+        if len(sentences) >= 2 * SENTENCES:
+            break
+        sentences += [sentence for _, part in held(update) for sentence in part]
+    assert sorted(sentences[:SENTENCES]) == sorted(sentences[SENTENCES:]) == list(range(SENTENCES))
+
+
+def test_each_rank_has_its_own_stream():
+    first, second = (held(next(iter(stream(rank=rank, ranks=2)))) for rank in (0, 1))
+    assert first != second

@@ -1,0 +1,469 @@
+"""One update of section 5: the gradient of the whole however it is cut, Adam at the rates of Eq. 3."""
+
+import copy
+import dataclasses
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import chain
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+
+from aiayn.data.encoded import Pairs
+from aiayn.data.sentencepiece_bpe import EOS
+from aiayn.data.update_plan import gather
+from aiayn.paper import transformer
+from aiayn.paper.fast import attention
+from aiayn.paper.fast.attention import HeadPacking
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.model import accelerate
+from aiayn.paper.transformer import Transformer
+from aiayn.training import lightning_model
+from aiayn.training.checkpoint_io import VerifiedCheckpointIO
+from aiayn.training.lightning_data import Update
+from aiayn.training.lightning_model import LightningTransformer, NonFinite
+
+VOCAB, D_MODEL, WARMUP, SMOOTHING = 29, 14, 3, 0.1
+
+
+def pairs(lengths: list[tuple[int, int]]) -> Pairs:
+    """Sentences of random tokens of these source and target lengths, EOS included."""
+    draw = np.random.default_rng(11)
+    sides = []
+    for side in (0, 1):
+        sentences = [np.append(draw.integers(4, VOCAB, length[side] - 1), EOS) for length in lengths]
+        sides += [np.concatenate(sentences).astype(np.uint16), np.cumsum([0, *map(len, sentences)])]
+    return Pairs(*sides)
+
+
+def update(corpus: Pairs, parts: list[list[int]], number: int = 0) -> Update:
+    """An update that holds these sentences in these micro-batches."""
+    sentences = np.concatenate([np.array(part, dtype=np.int64) for part in parts])
+    lengths = corpus.source_lengths, corpus.target_lengths
+    firsts = ((int(side[sentences][:done].sum()) for side in lengths) for done in np.cumsum([0, *map(len, parts)]))
+    batches = [gather(corpus, np.array(part), *first) for part, first in zip(parts, firsts, strict=False) if part]
+    return Update(number, *(int(side[sentences].sum()) for side in lengths), batches)
+
+
+def module(dropout: float = 0.0, **changes: float) -> LightningTransformer:
+    torch.manual_seed(13)
+    model = Transformer(
+        num_layers=2, d_model=D_MODEL, d_ff=23, num_heads=2, d_k=3, d_v=5, dropout=dropout,
+        learned_positions=False, max_length=600, vocab_size=VOCAB,
+    )  # fmt: skip
+    recipe = {"learning_rate_factor": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.98, "adam_epsilon": 1e-9}
+    recipe |= {"warmup_steps": WARMUP, "label_smoothing": SMOOTHING, **changes}
+    return LightningTransformer(accelerate(model), d_model=D_MODEL, seed=17, **recipe).double()
+
+
+class Steps(pl.Callback):
+    """Keeps what each training step returned."""
+
+    def __init__(self) -> None:
+        self.outputs: list[dict] = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        self.outputs.append(outputs)
+
+
+def fit(model: LightningTransformer, updates: list[Update]) -> tuple[pl.Trainer, list[dict]]:
+    """The trainer, and what each step returned."""
+    steps = Steps()
+    trainer = pl.Trainer(
+        accelerator="cpu", max_steps=len(updates), max_epochs=-1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[steps], precision="64-true",
+        plugins=[VerifiedCheckpointIO()],
+    )  # fmt: skip
+    trainer.fit(model, (update for update in updates))
+    return trainer, steps.outputs
+
+
+def gradient(model: LightningTransformer) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.transformer.parameters()])
+
+
+def loss_by_hand(transformer: Transformer, corpus: Pairs, sentences: list[int]) -> torch.Tensor:
+    """The smoothed loss of section 5.4, summed over the target tokens, one sentence at a time, on whole logits."""
+    total = torch.zeros(())
+    for sentence in sentences:
+        batch = gather(corpus, np.array([sentence]))
+        expected = torch.full((len(batch.target), VOCAB), SMOOTHING / (VOCAB - 1), dtype=torch.float64)
+        expected.scatter_(1, batch.target.unsqueeze(1), 1 - SMOOTHING)
+        total = total - (expected * F.log_softmax(transformer(batch), 1)).sum()
+    return total
+
+
+def gradient_by_hand(model: LightningTransformer, loss: torch.Tensor) -> torch.Tensor:
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.transformer.parameters()))])
+
+
+UNEVEN = pairs([(7, 500), (5, 1), (3, 11), (2, 13), (31, 2)])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[[0, 1, 2, 3, 4]], [[0], [1, 2, 3, 4]], [[1], [0, 2, 3], [4]], [[0], [1], [2], [3], [4]], [[0, 1], [2, 3, 4], []]],
+    ids=len,
+)
+def test_the_gradient_of_an_update_is_that_of_its_tokens_however_it_is_cut(parts):
+    model = module()
+    tokens = len(UNEVEN.target_ids)
+    expected = gradient_by_hand(model, loss_by_hand(model.transformer, UNEVEN, [0, 1, 2, 3, 4]) / tokens)
+    _, (step,) = fit(model, [update(UNEVEN, parts)])
+    assert float((gradient(model) - expected).abs().max()) < 1e-12
+    assert float(step["gradient_norm"]) == pytest.approx(float(expected.norm()), rel=1e-12)
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (0, 2)])
+def test_1_against_500_target_tokens_weigh_1_and_500_and_a_mean_of_means_would_show(pair):
+    model = module()
+    sums = [loss_by_hand(model.transformer, UNEVEN, [sentence]) for sentence in pair]
+    lengths = [int(UNEVEN.target_lengths[sentence]) for sentence in pair]
+    whole = gradient_by_hand(model, (sums[0] + sums[1]) / sum(lengths))
+    sums = [loss_by_hand(model.transformer, UNEVEN, [sentence]) for sentence in pair]
+    mean_of_means = gradient_by_hand(model, (sums[0] / lengths[0] + sums[1] / lengths[1]) / 2)
+    fit(model, [update(UNEVEN, [[sentence] for sentence in pair])])
+    assert float((gradient(model) - whole).abs().max()) < 1e-12
+    assert float((gradient(model) - mean_of_means).abs().max()) > 1e-3  # control
+
+
+def test_the_reported_sums_are_those_of_the_whole_update():
+    model = module()
+    by_hand = float(loss_by_hand(model.transformer, UNEVEN, [0, 1, 2, 3, 4]).detach())
+    batch = gather(UNEVEN, np.arange(5))
+    nats = float(F.cross_entropy(model.transformer(batch).detach(), batch.target, reduction="sum"))
+    _, (step,) = fit(model, [update(UNEVEN, [[0, 1], [2, 3, 4]])])
+    assert float(step["loss"]) == pytest.approx(by_hand, rel=1e-12)
+    assert float(step["nats"]) == pytest.approx(nats, rel=1e-12)
+    assert by_hand != pytest.approx(nats, rel=1e-9)  # control: smoothing counts
+
+
+EVEN = pairs([(5, 7), (3, 2), (11, 13), (2, 3)])
+UPDATES = [update(EVEN, [[0, 1], [2, 3]], number) for number in range(7)]
+
+
+def reference(model: LightningTransformer, rates: list[float], betas: tuple[float, float]) -> list[torch.Tensor]:
+    """The weights after torch's own Adam at these rates, on the loss of `loss_by_hand`."""
+    transformer = copy.deepcopy(model.transformer)
+    adam = torch.optim.Adam(transformer.parameters(), lr=1.0, betas=betas, eps=1e-9, foreach=False, fused=False)
+    for rate in rates:
+        adam.zero_grad()
+        (loss_by_hand(transformer, EVEN, [0, 1, 2, 3]) / len(EVEN.target_ids)).backward()
+        adam.param_groups[0]["lr"] = rate
+        adam.step()
+    return list(transformer.parameters())
+
+
+def distance(model: LightningTransformer, weights: list[torch.Tensor]) -> float:
+    both = zip(model.transformer.parameters(), weights, strict=True)
+    return max(float((one - other).detach().abs().max()) for one, other in both)
+
+
+def test_the_weights_follow_adam_at_the_rates_of_equation_3():
+    model, start = module(), module()
+    rates = [D_MODEL**-0.5 * min(1 / math.sqrt(step), step / WARMUP**1.5) for step in range(1, 8)]
+    _, steps = fit(model, UPDATES)
+    assert [step["learning_rate"] for step in steps] == pytest.approx(rates, rel=1e-14)
+    assert rates.index(max(rates)) == WARMUP - 1
+    # Where a gradient is zero but for rounding, Adam divides rounding by its epsilon of 1e-9
+    assert distance(model, reference(start, rates, (0.9, 0.98))) < 1e-7
+    assert distance(model, reference(start, rates, (0.9, 0.999))) > 1e-3  # controls
+    assert distance(model, reference(start, [rates[0], *rates[:-1]], (0.9, 0.98))) > 1e-3
+
+
+def test_the_learning_rate_factor_multiplies_every_rate():
+    plain, faster = (fit(module(learning_rate_factor=factor), UPDATES[:3])[1] for factor in (1.0, 2.5))
+    for one, other in zip(plain, faster, strict=True):
+        assert other["learning_rate"] == pytest.approx(2.5 * one["learning_rate"], rel=1e-14)
+
+
+CUTS = [[[0, 1, 2, 3, 4]], [[0], [1, 2, 3, 4]], [[0, 1], [2, 3, 4], []], [[0], [1], [2], [3], [4]]]
+
+
+def test_dropout_is_that_of_the_update_however_it_is_cut(monkeypatch):
+    """With the numbers of the tokens in the update; by their place in the micro-batch the masks would differ."""
+
+    def trained(parts: list[list[int]]) -> tuple[float, torch.Tensor]:
+        model = module(dropout=0.3)
+        _, (step,) = fit(model, [update(UNEVEN, parts, number=3)])
+        return float(step["loss"]), gradient(model)
+
+    loss, whole = trained(CUTS[0])
+    for parts in CUTS[1:]:
+        found, gradients = trained(parts)
+        assert found == pytest.approx(loss, rel=1e-12)
+        assert float((gradients - whole).abs().max()) < 1e-12
+    # Controls
+    firsts = transformer.draw
+    monkeypatch.setattr(transformer, "draw", lambda keys, first, *sizes: firsts(keys, 0, *sizes))
+    assert float((trained(CUTS[1])[1] - whole).abs().max()) > 1e-3
+
+
+def test_dropout_depends_on_the_seed_and_the_update_and_on_nothing_before(monkeypatch):
+    step, before = LightningTransformer.training_step, 0
+
+    def disturbed(self, *arguments):
+        torch.manual_seed(before)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(LightningTransformer, "training_step", disturbed)
+
+    def gradients(seed: int, number: int) -> torch.Tensor:
+        nonlocal before
+        before += 1
+        model = module(dropout=0.3)
+        model.seed = seed
+        fit(model, [update(EVEN, [[0, 1], [2, 3]], number)])
+        return gradient(model)
+
+    assert torch.equal(gradients(17, 0), gradients(17, 0))
+    for seed, number in ((17, 1), (18, 0)):
+        assert not torch.allclose(gradients(seed, number), gradients(17, 0))  # controls
+
+
+def leaves(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [leaf for item in [*value.keys(), *value.values()] for leaf in leaves(item)]
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def test_a_checkpoint_holds_weights_moments_and_integers_and_nothing_that_runs(tmp_path):
+    model = module()
+    trainer, _ = fit(model, UPDATES[:3])
+    path = tmp_path / "step-000000003.ckpt"
+    trainer.save_checkpoint(path)
+    saved = VerifiedCheckpointIO().load_checkpoint(path)
+    assert set(saved) == {"state_dict", "optimizer_states", "updates_done", "pytorch-lightning_version"}
+    assert saved["updates_done"] == 3
+    assert set(saved["state_dict"]) == {f"transformer.{name}" for name, _ in model.transformer.named_parameters()}
+    (adam,) = saved["optimizer_states"]
+    assert all(set(state) == {"step", "exp_avg", "exp_avg_sq"} for state in adam["state"].values())
+    assert len(adam["state"]) == len(list(model.transformer.parameters()))
+    for leaf in leaves(saved):
+        assert leaf is None or type(leaf) in (torch.Tensor, int, float, str, bool), type(leaf)
+
+
+def test_a_restored_run_goes_on_bit_for_bit(tmp_path):
+    whole, begun, resumed, forgetful = module(0.3), module(0.3), module(0.3), module(0.3)
+    fit(whole, UPDATES[:5])
+    trainer, _ = fit(begun, UPDATES[:3])
+    trainer.save_checkpoint(tmp_path / "step-000000003.ckpt")
+    saved = VerifiedCheckpointIO().load_checkpoint(tmp_path / "step-000000003.ckpt")
+    resumed.restore(saved)
+    forgetful.restore({**saved, "optimizer_states": []})
+    for model in (resumed, forgetful):
+        assert model.updates_done == 3
+        fit(model, UPDATES[3:5])
+    assert distance(resumed, list(whole.transformer.parameters())) == 0
+    assert distance(forgetful, list(whole.transformer.parameters())) > 1e-3  # control
+
+
+@pytest.mark.parametrize("more", [1, 2])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_nothing_moves_when_the_loss_or_the_gradient_is_not_finite(poison, more):
+    model = module()
+    fit(model, UPDATES[:2])
+    bias = model.transformer.encoder[0].feed_forward[0].bias
+    with torch.no_grad():
+        bias[0] = poison
+    before = [parameter.detach().clone() for parameter in model.transformer.parameters()]
+    with pytest.raises(NonFinite, match=r"update 3: loss .* at learning rate .* no step was taken"):
+        fit(model, UPDATES[2 : 2 + more])
+    for old, new in zip(before, model.transformer.parameters(), strict=True):
+        assert torch.equal(old.nan_to_num(5.0), new.nan_to_num(5.0))
+    assert model.updates_done == 2
+
+
+@pytest.mark.parametrize("which", ["loss", "nats"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 0.0], ids=str)
+def test_nothing_moves_when_a_sum_is_not_finite_although_every_gradient_is(which, poison, monkeypatch):
+    def poisoned(*arguments, **options):
+        loss, nats = label_smoothed_cross_entropy(*arguments, **options)
+        return (loss + poison, nats) if which == "loss" else (loss, nats + poison)
+
+    monkeypatch.setattr(lightning_model, "label_smoothed_cross_entropy", poisoned)
+    model = module()
+    before = [parameter.detach().clone() for parameter in model.transformer.parameters()]
+    if poison == 0:  # control
+        fit(model, UPDATES[:1])
+        assert distance(model, before) > 1e-3
+        return
+    with pytest.raises(NonFinite, match="first parameter with a non-finite gradient: none"):
+        fit(model, UPDATES[:1])
+    assert bool(gradient(model).isfinite().all())
+    assert distance(model, before) == 0
+    assert model.updates_done == 0
+
+
+def test_gradients_are_sent_in_the_order_in_which_the_backward_pass_has_them():
+    model = module()
+    names = {id(parameter): name for name, parameter in model.transformer.named_parameters()}
+
+    def layers(parameters: list[torch.nn.Parameter]) -> list[str]:
+        """The layers in the order of the last gradient of each; the embedding is one."""
+        found = [".".join(names[id(parameter)].split(".")[:2]) for parameter in parameters]
+        return list(reversed(dict.fromkeys(reversed(found))))
+
+    arrived: list[torch.nn.Parameter] = []
+    for parameter in model.transformer.parameters():
+        parameter.register_post_accumulate_grad_hook(arrived.append)
+    loss_by_hand(model.transformer, EVEN, [0, 1, 2, 3]).backward()
+    order = layers(arrived)
+    # The encoder's output is used in all of the decoder's layers
+    assert order == ["decoder.1", "decoder.0", "encoder.1", "encoder.0", "embedding.weight"]
+    buckets = [parameter for bucket in model.gradient_sum.buckets for parameter in bucket]
+    assert layers(buckets) == order
+    assert {id(parameter) for parameter in buckets} == set(names)
+    assert layers(list(reversed(buckets))) != order  # control
+
+
+class Meeting:
+    """All-reduce among threads that stand for ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier = threading.Barrier(ranks, timeout=60)
+        self.given: dict[int, torch.Tensor] = {}
+
+    def all_reduce(self, tensor: torch.Tensor, async_op: bool = False) -> "Meeting":
+        self.barrier.wait()
+        self.given[threading.get_ident()] = tensor.clone()
+        self.barrier.wait()
+        tensor.copy_(sum(self.given.values()))
+        self.barrier.wait()
+        self.given.clear()
+        return self
+
+    def wait(self) -> None:
+        """Done already."""
+
+
+class Optimizer(pl.core.optimizer.LightningOptimizer):
+    """Steps without a trainer's strategy."""
+
+    def step(self, *_: object, **__: object) -> None:
+        self.optimizer.step()
+
+
+def on_ranks(
+    models: list[LightningTransformer], parts: list[list[int]], patch: pytest.MonkeyPatch, ranks: int = 2
+) -> list[object]:
+    """What the step of each rank returned or raised: rank r has part r of one update."""
+    patch.setattr(torch.distributed, "all_reduce", Meeting(len(models)).all_reduce)
+    patch.setattr(LightningTransformer, "device", torch.device("cpu"))
+    whole = update(UNEVEN, parts)
+
+    def step(rank: int) -> object:
+        model = models[rank]
+        model.ranks = ranks
+        optimizer = Optimizer(model.configure_optimizers())
+        model.optimizers = lambda: optimizer
+        own = Update(0, whole.source_tokens, whole.target_tokens, whole.batches[rank : rank + 1])
+        try:
+            found = model.training_step(own, 0)
+            model.settle()
+            return found
+        except NonFinite as error:
+            return error
+
+    with ThreadPoolExecutor(len(models)) as threads:
+        return list(threads.map(step, range(len(models))))
+
+
+PARTS = [[0, 3], [1, 2, 4]]
+
+
+@pytest.mark.parametrize("parts", [PARTS, [[0, 1, 2, 3, 4], []]], ids=["two shares", "one share"])
+def test_ranks_have_the_gradient_of_one_and_only_because_they_sum(parts, monkeypatch):
+    one, ranks = module(0.3), [module(0.3), module(0.3)]
+    fit(one, [update(UNEVEN, [[*chain(*parts)]])])
+    on_ranks(ranks, parts, monkeypatch)
+    for model in ranks:
+        assert float((gradient(model) - gradient(one)).abs().max()) < 1e-12
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), ranks[0].parameters(), strict=True))
+    alone = [module(0.3), module(0.3)]
+    on_ranks(alone, PARTS, monkeypatch, ranks=1)
+    mean = (gradient(alone[0]) + gradient(alone[1])) / 2
+    assert float((mean - gradient(one)).norm() / gradient(one).norm()) > 1e-3
+
+
+def test_what_one_rank_wants_all_know_once_the_update_is_settled(monkeypatch):
+    for wishes in ([False, False], [False, True]):
+        ranks = [module(), module()]
+        for model, wish in zip(ranks, wishes, strict=True):
+            model.wants_to_stop = lambda wish=wish: wish
+        on_ranks(ranks, PARTS, monkeypatch)
+        assert [model.one_wants_to_stop for model in ranks] == [any(wishes)] * 2
+
+
+def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
+    def poisoned() -> list[LightningTransformer]:
+        ranks = [module(), module()]
+        with torch.no_grad():
+            ranks[1].transformer.encoder[0].feed_forward[0].bias[0] = torch.nan
+        return ranks
+
+    ranks = poisoned()
+    before = [parameter.detach().clone() for parameter in ranks[0].parameters()]
+    assert all(isinstance(result, NonFinite) for result in on_ranks(ranks, PARTS, monkeypatch))
+    assert all(torch.equal(a, b) for a, b in zip(before, ranks[0].parameters(), strict=True))
+    # Control: without the others' sums the first rank would go on
+    first, second = on_ranks(poisoned(), PARTS, monkeypatch, ranks=1)
+    assert isinstance(first, dict)
+    assert isinstance(second, NonFinite)
+
+
+@pytest.mark.parametrize("kernel", ["padded", "variable length"])
+def test_during_an_update_the_device_is_asked_for_nothing(kernel, monkeypatch):
+    """Nor would it wait for an answer: a meta tensor has none to give."""
+    init = HeadPacking.__init__
+
+    def with_kernel(self, *arguments, **options) -> None:
+        init(self, *arguments, **options)
+        self.has_kernel = True
+
+    if kernel == "variable length":
+        monkeypatch.setattr(HeadPacking, "__init__", with_kernel)
+    # There is none for meta tensors
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    called = []
+    for name in ("varlen_attn", "_padded_attention_of_torch"):
+        theirs = getattr(attention, name)
+
+        def attend(*given, name=name, theirs=theirs, **how):
+            called.append(name)
+            return theirs(*given, **how)
+
+        monkeypatch.setattr(attention, name, attend)
+    # Without autocast the sums are not rounded after dropout
+    monkeypatch.setattr(attention, "KERNEL_TYPES", {torch.bfloat16, torch.float32})
+    model = module(0.1).to("meta", torch.bfloat16)
+    optimizer = Optimizer(model.configure_optimizers())
+    model.optimizers = lambda: optimizer
+    monkeypatch.setattr(optimizer.optimizer, "step", lambda: called.append("Adam"))  # it refuses meta tensors
+    found = model.training_step(UPDATES[0].to(torch.device("meta")), 0)
+    assert found["loss"].is_meta
+    assert optimizer.optimizer.found_inf.is_meta
+    assert set(called) == {"Adam", "varlen_attn" if kernel == "variable length" else "_padded_attention_of_torch"}
+    with pytest.raises(RuntimeError, match="meta"):
+        model.settle()  # control: this asks
+
+
+def test_an_update_moves_to_another_device():
+    moved = UPDATES[0].to(torch.device("meta"))
+    assert (moved.number, moved.source_tokens, moved.target_tokens) == (0, 21, 25)
+    for batch, original in zip(moved.batches, UPDATES[0].batches, strict=True):
+        for field in dataclasses.fields(batch):
+            value, before = getattr(batch, field.name), getattr(original, field.name)
+            if isinstance(before, int):
+                assert value == before
+            else:
+                assert value.is_meta != field.name.endswith("offsets")
+                assert value.shape == before.shape

@@ -1,0 +1,386 @@
+"""A run from end to end: it learns, it resumes as if nothing had happened, two ranks are one, it fails in one line."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.modules.module import register_module_forward_hook
+from trained_runs import equal, rows
+
+from aiayn.config import compose, folders
+from aiayn.config.schema import ConfigError
+from aiayn.core import storage
+from aiayn.data import wmt14
+from aiayn.data.download import Remote
+from aiayn.paper.attention import Linear
+from aiayn.paper.dropout import Dropout
+from aiayn.paper.fast import kernels
+from aiayn.runs import checkpoint, jobs
+from aiayn.training import train
+from aiayn.training.lightning_model import LightningTransformer, NonFinite
+
+
+def final_state(folder: Path) -> dict:
+    return checkpoint.load(checkpoint.newest(folder / "checkpoints")[0])
+
+
+def trained(run: compose.Config, folder: Path) -> Path:
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
+    train.train(run, folder)
+    return folder
+
+
+def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path):
+    folder = trained(toy_run, tmp_path / "run")
+    result = json.loads((folder / "result.json").read_text())
+    keys = (
+        "schema experiment seed scale data config status params params_at_40960_rows steps source_tokens target_tokens"
+        " train_seconds device_seconds epochs target_tokens_per_second dev sha256 versions hardware finished_at"
+    )
+    assert set(result) == set(keys.split())
+    assert set(result["dev"]) == {"ppl", "nats", "tokens", "bits_per_character", "bleu", "bleu_ci95", "signatures"}
+    assert set(result["dev"]["bleu"]) == {"paper", "sacrebleu", "intl"}
+    assert (result["schema"], result["status"], result["steps"]) == (1, "finished", 6)
+    updates = [row for row in rows(folder) if "train/loss" in row]
+    assert [row["step"] for row in updates] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows(folder) if "dev/ppl" in row] == [2, 4, 6]
+    assert result["target_tokens"] == sum(row["target_tokens"] for row in updates)
+    assert len((folder / "translations.txt").read_bytes().split(b"\n")) == 42
+    last = [row for row in rows(folder) if "dev/ppl" in row][-1]
+    assert last["dev/ppl"] == pytest.approx(result["dev"]["ppl"], rel=1e-6)
+
+
+def test_kill_9_in_the_middle_and_the_same_command_again_give_the_same_run(toy, tmp_path, aiayn):
+    arguments = ["train", *toy, "training.max_steps=60"]
+    folder = folders.run_folder(compose.compose_row(*arguments[1:]))
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "aiayn", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + 120
+    while not list((folder / "checkpoints").glob("step-*[3-9].ckpt")):
+        assert worker.poll() is None, worker.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    worker.kill()
+    worker.communicate()
+    assert not (folder / "result.json").exists()
+    again = aiayn(*arguments).stdout
+    assert "resuming base after update" in again
+    whole = trained(compose.compose_row(*arguments[1:]), tmp_path / "whole")
+    assert equal(final_state(folder), final_state(whole))
+    assert rows(folder) == rows(whole)
+    assert "nothing to do" in aiayn(*arguments).stdout
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(toy_run, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    step = LightningTransformer.training_step
+
+    def poisoned(self, batch, index):
+        if batch.number == 2:
+            with torch.no_grad():
+                self.transformer.decoder[0].feed_forward[0].weight[0, 0] = float("inf")
+        return step(self, batch, index)
+
+    monkeypatch.setattr(LightningTransformer, "training_step", poisoned)
+    storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
+    assert train.main(folder) == jobs.NON_FINITE
+    assert "update 3" in jobs.failure(folder)["cause"]
+    assert final_state(folder)["updates_done"] == 2
+    with pytest.raises(NonFinite, match="first parameter with a non-finite gradient"):
+        train.train(toy_run, folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("hardware.devices=2", "hardware.threads=3"), ("cpu", 6)),
+        (("hardware=gpu", "hardware.devices=5", "hardware.threads=7"), ("NVIDIA H200", 5)),
+    ],
+)
+def test_the_devices_at_work_are_gpus_or_the_cores_of_all_ranks(words, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert train.devices_at_work(compose.compose_row(*words)) == expected
+
+
+@pytest.mark.slow
+def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_path, aiayn):
+    """With dropout, whose masks do not depend on which rank has a sentence."""
+    states = []
+    for devices in (1, 2):
+        words = [*toy, "hardware.precision=64-true", f"hardware.devices={devices}", f"output={tmp_path}/{devices}"]
+        run = compose.compose_row(*words)
+        if devices == 1:
+            trained(run, folders.run_folder(run))
+        else:
+            aiayn("train", *words)
+        states.append(final_state(folders.run_folder(run)))
+        result = json.loads((folders.run_folder(run) / "result.json").read_text())
+        assert result["device_seconds"] == {"cpu": pytest.approx(devices * result["train_seconds"], abs=0.01)}
+        assert result["train_seconds"] > 0.02  # control: one rank and two can be told apart
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words[-1] = f"output={tmp_path}/torchrun"
+    subprocess.run([*torchrun, "-m", "aiayn", "train", *words], check=True, capture_output=True)
+    by_torchrun = compose.compose_row(*words)
+    assert equal(final_state(folders.run_folder(by_torchrun)), states[1])
+    assert jobs.is_finished(by_torchrun)
+    one, two = (state["state_dict"] for state in states)
+    assert len(one) > 10
+    for name, weight in one.items():
+        assert torch.allclose(weight, two[name], rtol=0, atol=1e-9), name
+    start = train.build(compose.compose_row(*toy), 25).state_dict()
+    assert not torch.allclose(
+        start["embedding.weight"].double(), one["transformer.embedding.weight"], atol=1e-3
+    )  # control
+
+
+def test_the_number_of_micro_batches_does_not_change_the_gradient(toy_run, tmp_path):
+    """Updates of the same sentences whole and in many parts, with dropout: the weights agree to rounding."""
+    weights = {}
+    for tokens in (13, 40, 64):
+        run = dataclasses.replace(
+            toy_run,
+            training=dataclasses.replace(toy_run.training, max_steps=3),
+            hardware=dataclasses.replace(toy_run.hardware, tokens_per_micro_batch=tokens, precision="64-true"),
+        )
+        weights[tokens] = final_state(trained(run, tmp_path / str(tokens)))["state_dict"]
+    for name, weight in weights[64].items():
+        for tokens in (13, 40):
+            # Adam's epsilon is 1e-9: noise of 1e-17 in a gradient that is zero but for rounding moves a weight by 1e-9
+            assert float((weight - weights[tokens][name]).abs().max()) < 1e-8, (tokens, name)
+
+
+def test_the_seed_decides_initial_weights_order_of_sentences_and_dropout(toy, tmp_path, monkeypatch):
+    """Through the command's own configuration: three seeds of a row that were copies would look like no variance."""
+    step, forward, seen = LightningTransformer.training_step, Dropout.forward, {}
+
+    def watched_step(self, update, index):
+        seen.setdefault("weights", [p.detach().clone() for p in self.transformer.parameters() if p.dim() > 1])
+        seen.setdefault("orders", []).append([batch.source.tolist() for batch in update.batches])
+        seen["masks"] = []  # of the last update
+        return step(self, update, index)
+
+    def watched_forward(self, x, randomness=None):
+        y = forward(self, x, randomness)
+        if self.training:
+            seen["masks"].append((y == 0)[:5])
+        return y
+
+    monkeypatch.setattr(LightningTransformer, "training_step", watched_step)
+    monkeypatch.setattr(Dropout, "forward", watched_forward)
+    found = []
+    for number, seed in enumerate((1, 1, 2)):
+        seen.clear()
+        run = compose.compose_row(*toy, f"seed={seed}", "model.dropout=0.5", f"output={tmp_path}/{number}")
+        trained(run, folders.run_folder(run))
+        found.append({**seen, "end": final_state(folders.run_folder(run))})
+    one, again, other = found
+    assert equal(one, again)
+    assert len(one["weights"]) > 10
+    assert len(one["orders"]) == 6
+    assert len(one["masks"]) >= 7  # of one layer on each side
+    for a, b in zip(one["weights"], other["weights"], strict=True):
+        assert not torch.isclose(a, b).any()
+    for a, b in zip(one["orders"], other["orders"], strict=True):
+        assert a != b
+    # However the updates are cut, the first tokens of each side stand in the first micro-batch
+    for a, b in zip(one["masks"][:7], other["masks"][:7], strict=True):
+        rows = min(len(a), len(b))
+        assert 0.2 < float((a[:rows] != b[:rows]).double().mean()) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("precision", "products", "weights"),
+    [
+        ("bf16-mixed", torch.bfloat16, torch.float32),
+        ("32-true", torch.float32, torch.float32),
+        ("64-true", torch.float64, torch.float64),
+    ],
+)
+def test_training_computes_its_products_in_the_precision_asked_for(toy, tmp_path, precision, products, weights):
+    seen = []
+
+    def watch(module, inputs, output):
+        if isinstance(module, Linear) and module.training and torch.is_grad_enabled():
+            seen.append((output.dtype, module.weight.dtype))
+
+    run = compose.compose_row(*toy, f"hardware.precision={precision}", "training.max_steps=1")
+    with register_module_forward_hook(watch):
+        trained(run, folders.run_folder(run))
+    assert len(seen) >= 9  # two layers and their products, once at least
+    assert set(seen) == {(products, weights)}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_run_has_as_many_threads_as_it_asks_for_in_its_process_and_its_environment(
+    toy, tmp_path, monkeypatch, threads
+):
+    step, seen = LightningTransformer.training_step, set()
+
+    def watched(self, batch, index):
+        seen.add(torch.get_num_threads())
+        return step(self, batch, index)
+
+    monkeypatch.setattr(LightningTransformer, "training_step", watched)
+    run = compose.compose_row(*toy, f"hardware.threads={threads}", "training.max_steps=1")
+    try:
+        trained(run, folders.run_folder(run))
+    finally:
+        torch.set_num_threads(1)
+    assert seen == {threads}
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho $OMP_NUM_THREADS $MKL_NUM_THREADS > {tmp_path}/environment\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(jobs.sys, "executable", str(tmp_path / "python"))
+    other = dataclasses.replace(run, seed=2)
+    jobs.run_here(other)
+    assert (tmp_path / "environment").read_text() == f"{threads} {threads}\n"
+
+
+def test_deterministic_algorithms_are_used_where_asked_for_and_a_cpu_has_the_same_bits_without(
+    toy_run, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # and what Lightning makes of it is forgotten
+    step, seen = LightningTransformer.training_step, []
+
+    def watched(self, batch, index):
+        seen.append((torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")))
+        return step(self, batch, index)
+
+    monkeypatch.setattr(LightningTransformer, "training_step", watched)
+    states = []
+    for asked in (True, False):
+        hardware = dataclasses.replace(toy_run.hardware, deterministic=asked)
+        run = dataclasses.replace(toy_run, hardware=hardware)
+        states.append(final_state(trained(run, tmp_path / str(asked))))
+    assert seen == [(True, ":4096:8")] * 6 + [(False, ":4096:8")] * 6
+    assert equal(*states)
+
+
+def test_other_ranks_than_the_run_has_devices_are_refused(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(toy_run))
+    monkeypatch.setattr(train, "fail", lambda folder, code, cause: (code, cause))
+    assert train.main(tmp_path / "run") == (
+        jobs.WRONG_CONFIGURATION,
+        "hardware.devices=1: torchrun started 3 ranks; start as many",
+    )
+
+
+def test_a_run_that_could_not_be_searched_is_refused_before_it_trains(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "COMPILER", None)
+    monkeypatch.setattr(kernels, "library", kernels.library.__wrapped__)
+    monkeypatch.setattr(train, "prepare", lambda *_: pytest.fail("it begins"))
+    run = dataclasses.replace(toy_run, decoding=dataclasses.replace(toy_run.decoding, compile=True))
+    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(run))
+    assert train.main(tmp_path / "run") == jobs.WRONG_CONFIGURATION
+    assert "there is no C compiler" in jobs.failure(tmp_path / "run")["cause"]
+
+
+@pytest.mark.parametrize("rank", ["", "0"], ids=["alone", "rank 0 of several"])
+def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+    folder = tmp_path / "run"
+    storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
+    with storage.lock(folder / ".lock", wait=False):
+        assert train.main(folder) == jobs.STORAGE
+    assert "in use by process" in jobs.failure(folder)["cause"]
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, LookupError])
+def test_an_error_that_nobody_foresaw_leaves_its_traceback_and_exit_1(toy_run, tmp_path, monkeypatch, capsys, kind):
+    folder = tmp_path / "run"
+    step = LightningTransformer.training_step
+
+    def broken(self, batch, index):
+        if batch.number == 2:
+            raise kind("operands could not be broadcast together")
+        return step(self, batch, index)
+
+    storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
+    monkeypatch.setattr(LightningTransformer, "training_step", broken)
+    assert train.main(folder) == jobs.FAILED
+    assert f"{kind.__name__}: operands could not" in jobs.failure(folder)["cause"]
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    assert "in broken" in printed
+    # Control: one of ours is one line and code 2
+    kind = ConfigError
+    (folder / "failure.json").unlink()
+    assert train.main(folder) == jobs.WRONG_CONFIGURATION
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("damage", ["missing", "not UTF-8"])
+def test_a_finished_training_without_its_record_is_a_storage_error_that_names_it(toy_run, tmp_path, damage):
+    """The last update is saved, and the process died before it had decoded."""
+    folder = trained(toy_run, tmp_path / "run")
+    (folder / "result.json").unlink()
+    if damage == "missing":
+        (folder / "metrics.jsonl").unlink()
+    else:
+        (folder / "metrics.jsonl").write_bytes(b"\xff" + (folder / "metrics.jsonl").read_bytes())
+    assert train.main(folder) == jobs.STORAGE
+    assert str(folder / "metrics.jsonl") in jobs.failure(folder)["cause"]
+    assert "delete its folder" in jobs.failure(folder)["cause"]
+    assert not (folder / "result.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_download_at_once_although_the_server_is_silent(
+    toy_run, server, tmp_path, monkeypatch, capsys, number
+):
+    """Otherwise the second half would come, and then the other archives be asked for."""
+    content, goes_on = b"x" * 100_003, threading.Event()
+
+    def served(part: wmt14.Part) -> wmt14.Part:
+        server.files[part.archive.name] = content
+        remote = Remote(server.url(part.archive.name), len(content), hashlib.sha256(content).hexdigest())
+        return dataclasses.replace(part, archive=remote)
+
+    def half_of_it(answer, content: bytes) -> None:
+        answer.start(200, len(content))
+        answer.wfile.write(content[:50_021])
+        os.kill(os.getpid(), number)
+        goes_on.wait(20)
+        answer.wfile.write(content[50_021:])
+
+    whole = wmt14.CORPORA["wmt14_en_de"]
+    corpus = wmt14.Corpus("en-de", 2003, tuple(map(served, whole.train)), served(whole.dev), served(whole.test))
+    monkeypatch.setitem(wmt14.CORPORA, "wmt14_en_de", corpus)
+    server.faults = [half_of_it]
+    data = dataclasses.replace(toy_run.data, name="wmt14_en_de", train_source="")
+    run = dataclasses.replace(toy_run, data=data, prepared=str(tmp_path / "prepared"))
+    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(run))
+    assert train.main(tmp_path / "run") == jobs.INTERRUPTED
+    goes_on.set()
+    assert f"stopped by {number.name}; repeat the command to go on from here" in capsys.readouterr().out
+    assert server.asked == [(corpus.archives[0].name, None)]
+    assert wmt14.missing(corpus, tmp_path / "prepared" / "downloads") == [remote.name for remote in corpus.archives]
+    assert not (tmp_path / "run" / "failure.json").exists()
+
+
+@pytest.mark.slow
+def test_a_model_learns_to_reverse_digits(digits, tmp_path):
+    """The system test: data, training, decoding and scores together reach what the task allows."""
+    run = compose.compose_row(
+        *digits,
+        *("scale=paper", "model.num_layers=2", "model.d_model=64", "model.d_ff=128", "model.num_heads=4"),
+        *("model.d_k=16", "model.d_v=16", "model.dropout=0.0", "training.label_smoothing=0.0"),
+        *("training.max_steps=1200", "training.warmup_steps=300", "training.tokens_per_update=400"),
+        *("training.learning_rate_factor=0.5", "wandb.mode=disabled", f"output={tmp_path}"),
+    )
+    dev = json.loads((trained(run, tmp_path / "run") / "result.json").read_text())["dev"]
+    assert dev["ppl"] < 1.1
+    assert dev["bleu"]["sacrebleu"] > 95

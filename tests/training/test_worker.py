@@ -1,0 +1,37 @@
+"""A worker is bound to its parent before it imports anything that takes time, and ends with the code of its run."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from aiayn.config import compose
+from aiayn.core import storage
+from aiayn.runs import jobs
+from aiayn.training import train, worker
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+def test_a_worker_whose_parent_is_gone_ends_before_it_imports_torch(tmp_path):
+    command = [sys.executable, "-X", "importtime", "-m", "aiayn.training.worker", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "AIAYN_PARENT": "1"}, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL
+    assert "aiayn.core.signals" in done.stderr  # control: imports are told
+    assert "torch" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [jobs.DONE, jobs.INTERRUPTED, jobs.STORAGE])
+def test_a_worker_returns_the_code_of_its_run(tmp_path, monkeypatch, code):
+    monkeypatch.delenv("AIAYN_PARENT", raising=False)
+    monkeypatch.setattr(train, "main", lambda folder: code if folder == tmp_path else None)
+    assert worker.main(tmp_path) == code
+
+
+def test_a_folder_whose_config_is_damaged_is_one_line_and_code_2(toy_run, tmp_path, monkeypatch):
+    monkeypatch.delenv("AIAYN_PARENT", raising=False)
+    storage.write_text(tmp_path / "config.yaml", compose.to_yaml(toy_run)[:99])
+    assert worker.main(tmp_path) == jobs.WRONG_CONFIGURATION
+    assert "config.yaml is damaged: " in jobs.failure(tmp_path)["cause"]
