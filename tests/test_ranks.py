@@ -21,8 +21,8 @@ from aiayn.training.lightning_model import LightningTransformer
 SABOTAGE = """
 import os, signal, sys, time
 from pathlib import Path
-from aiayn import train
-from aiayn.lightning_model import LightningTransformer
+from aiayn.training import train
+from aiayn.training.lightning_model import LightningTransformer
 
 step = LightningTransformer.training_step
 

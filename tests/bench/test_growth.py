@@ -41,7 +41,7 @@ def test_lengths_and_updates_change_one_thing_and_leave_a_run_that_can_be_traine
 @pytest.mark.usefixtures("signals")
 def test_everything_is_measured_once_shown_and_left_as_plain_numbers(run, monkeypatch):
     monkeypatch.setattr(growth, "ROWS", ("base", "c_n2"))
-    monkeypatch.setattr(growth.config, "row", lambda name, like: dataclasses.replace(like, experiment=name))
+    monkeypatch.setattr(growth.compose, "row", lambda name, like: dataclasses.replace(like, experiment=name))
     monkeypatch.setattr(growth, "LENGTHS", (3, 7))
     monkeypatch.setattr(growth, "UPDATES", (0.5, 1))
     asked = []

@@ -134,8 +134,8 @@ def test_work_apart_is_in_another_process_even_with_one_core_unless_it_is_one_ch
 
 # What `python -c` runs in a process of its own: two workers, each of which prints its number and then stays
 PARENT = {
-    "spawn": "list(cores.in_order(staying.patient, iter(range(9)), 2))",
-    "fork": "list(cores.forked(staying.patient(), range(9), 2))",
+    "spawn": "list(process_pool.in_order(staying.patient, iter(range(9)), 2))",
+    "fork": "list(process_pool.forked(staying.patient(), range(9), 2))",
 }
 METHODS = [pytest.param("fork", marks=needs_fork), "spawn"]
 
@@ -144,7 +144,7 @@ METHODS = [pytest.param("fork", marks=needs_fork), "spawn"]
 def at_work(method: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A process and its two workers; it leads a group, as a command in a terminal does."""
     code = (
-        "from aiayn import cores, signals; import staying; cores._available = lambda: 2\n"
+        "from aiayn.core import process_pool, signals; import staying; process_pool._available = lambda: 2\n"
         f"with signals.interrupting(), signals.reported(): {PARENT[method]}"
     )
     words, pipe = [sys.executable, "-c", code], subprocess.PIPE

@@ -55,7 +55,7 @@ def test_a_plain_write_would_have_torn_the_file(tmp_path):  # control of the tes
 PROCESS = """
 import os, signal, sys
 from pathlib import Path
-from aiayn import storage
+from aiayn.core import storage
 folder = Path(sys.argv[1])
 def kill(point, path):
     if point == sys.argv[2]:
@@ -290,7 +290,7 @@ def test_sha256_is_that_of_the_bytes(tmp_path):
 def test_a_held_lock_is_refused_with_its_owner_and_a_dead_owners_is_taken_over(tmp_path):
     path = tmp_path / "lock"
     program = (
-        "import sys, pathlib, time; from aiayn import storage\n"
+        "import sys, pathlib, time; from aiayn.core import storage\n"
         f"with storage.lock(pathlib.Path({str(path)!r}), wait=False):\n    print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:

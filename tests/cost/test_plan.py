@@ -139,7 +139,7 @@ def test_a_prepared_corpus_gives_its_lengths_pieces_and_tokens(finished) -> None
     run = compose.compose_row(*finished)
     corpus = estimate.corpus_of(run)
     folder = compose.Path(run.prepared) / run.data.name
-    pairs = plan.Dataset.open(folder).pairs("train")
+    pairs = estimate.Dataset.open(folder).pairs("train")
     lengths = [int(length) for length in pairs.target_lengths]
     assert corpus.target_length == pytest.approx(sum(length**2 for length in lengths) / sum(lengths))
     assert corpus.target_length > sum(lengths) / len(lengths)  # control: longer than the plain mean

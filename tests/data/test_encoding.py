@@ -35,9 +35,9 @@ VOCAB_SIZE = 41
 PREPARE = """
 import os, signal, sys
 from pathlib import Path
-from aiayn import storage
-from aiayn.corpus import Files, fingerprints
-from aiayn.encoding import Origin, encode_corpus
+from aiayn.core import storage
+from aiayn.data.parallel_text import Files, fingerprints
+from aiayn.data.encoding import Origin, encode_corpus
 writes = 0
 def die(point, path):
     global writes

@@ -315,16 +315,17 @@ def test_whatever_the_server_does_the_same_command_ends_with_the_same_corpus(run
 PREPARE = """
 import os, signal, sys
 from pathlib import Path
-from aiayn import config, storage, wmt
-from aiayn.download import Remote
+from aiayn.config import compose
+from aiayn.core import storage
+from aiayn.data import prepare, wmt14
+from aiayn.data.download import Remote
 import dataclasses, json
-from aiayn import prepare
 served = json.loads(sys.argv[1])
 def moved(part):
     return dataclasses.replace(part, archive=Remote(*served[part.archive.name]))
-corpus = wmt.CORPORA["wmt14_en_de"]
+corpus = wmt14.CORPORA["wmt14_en_de"]
 parts = dict(train=tuple(map(moved, corpus.train)), dev=moved(corpus.dev), test=moved(corpus.test))
-wmt.CORPORA["wmt14_en_de"] = dataclasses.replace(corpus, pairs=2003, **parts)
+wmt14.CORPORA["wmt14_en_de"] = dataclasses.replace(corpus, pairs=2003, **parts)
 seen = 0
 def die(point, path):
     global seen
@@ -332,7 +333,7 @@ def die(point, path):
     if str(seen) == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
 storage.fault = die
-run = config.compose_row("data=wmt14_en_de", "scale=paper", "data.vocab_size=300", f"prepared={sys.argv[2]}")
+run = compose.compose_row("data=wmt14_en_de", "scale=paper", "data.vocab_size=300", f"prepared={sys.argv[2]}")
 print(prepare.prepare(run, print).sha256)
 """
 

@@ -452,7 +452,7 @@ def ends(process: int, seconds: float) -> bool:
 @pytest.mark.parametrize("bound", [True, False])  # control: a worker that does not ask for it lives on
 def test_a_worker_dies_with_a_parent_that_is_killed(tmp_path, bound):
     child = (
-        f"import time; from aiayn import signals; {bound} and signals.die_with_parent(); "
+        f"import time; from aiayn.core import signals; {bound} and signals.die_with_parent(); "
         "print(1, flush=True); time.sleep(99)"
     )
     parent = (
@@ -476,7 +476,7 @@ def test_a_worker_dies_with_a_parent_that_is_killed(tmp_path, bound):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 def test_a_worker_whose_parent_died_before_it_could_ask_ends_at_once():
-    code = "from aiayn import signals; signals.die_with_parent(); print('lives')"
+    code = "from aiayn.core import signals; signals.die_with_parent(); print('lives')"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "AIAYN_PARENT": "1"}, capture_output=True)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
 

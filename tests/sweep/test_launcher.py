@@ -341,10 +341,11 @@ def test_a_row_whose_folder_holds_another_run_is_stale_and_only_that_row(seeds, 
 SWEEP = """
 import dataclasses, sys
 from pathlib import Path
-from aiayn import config, jobs, launcher
+from aiayn.config import compose
+from aiayn.sweep import launcher
 launcher.POLL_SECONDS = 0.02
 sys.executable = {python!r}
-base = dataclasses.replace(config.rows()["base"], output={output!r})
+base = dataclasses.replace(compose.rows()["base"], output={output!r})
 runs = [dataclasses.replace(base, seed=seed) for seed in range(1, 9)]
 Path({ready!r}).touch()
 while not Path({go!r}).exists(): pass
@@ -381,7 +382,7 @@ def test_without_a_claim_two_sweeps_would_run_rows_twice(seeds, script, sweep, t
     interpreter = sys.executable
     script(dict.fromkeys(range(1, 9), f"sleep 0.3; {DONE}"))
     monkeypatch.setattr(jobs.sys, "executable", interpreter)
-    unclaimed = "import contextlib; jobs.claim = lambda run: contextlib.ExitStack()\n"
+    unclaimed = "import contextlib; from aiayn.runs import jobs; jobs.claim = lambda run: contextlib.ExitStack()\n"
     monkeypatch.setitem(globals(), "SWEEP", SWEEP.replace("base =", f"{unclaimed}base =", 1))
     sweeps = [sweep(), sweep()]
     sweep.begin()
@@ -408,7 +409,7 @@ def test_two_sweeps_at_once_run_each_row_exactly_once(seeds, script, sweep, tmp_
 def test_a_sweep_takes_over_the_rows_of_one_that_is_killed(seeds, script, sweep, tmp_path, monkeypatch):
     """The workers of the first hang; they die with it, as real ones do, and the second sweep runs their rows again."""
     interpreter = sys.executable
-    code = "from aiayn import signals; signals.die_with_parent()\nwhile 1: pass"
+    code = "from aiayn.core import signals; signals.die_with_parent()\nwhile 1: pass"
     hang = f'[ -e $here/second ] || exec {interpreter} -c "{code}"'
     script(dict.fromkeys(range(1, 9), f"{hang}; {DONE}"))
     monkeypatch.setattr(jobs.sys, "executable", interpreter)
@@ -442,13 +443,13 @@ def swept(digits, finished, aiayn_in, tmp_path_factory) -> Swept:
     """Two seeds of which the first has a checkpoint that is none: swept, repaired, and swept again."""
     folder = tmp_path_factory.mktemp("sweep")
     arguments = [*finished[:-1], f"output={folder}/runs", "training.max_steps=5"]
-    folders = [folders.run_folder(compose.compose_row(*arguments, f"seed={seed}")) for seed in (1, 2)]
-    storage.write_bytes(folders[0] / "checkpoints" / "step-000000003.ckpt", b"no checkpoint")
+    own = [folders.run_folder(compose.compose_row(*arguments, f"seed={seed}")) for seed in (1, 2)]
+    storage.write_bytes(own[0] / "checkpoints" / "step-000000003.ckpt", b"no checkpoint")
     command = ("train", "-m", *arguments, "seed=1,2")
     first = aiayn_in(folder, *command, code=1)
-    written = {path: path.stat().st_mtime_ns for path in folders[1].rglob("*")}
-    (folders[0] / "checkpoints" / "step-000000003.ckpt").unlink()
-    return folders, first, written, aiayn_in(folder, *command)
+    written = {path: path.stat().st_mtime_ns for path in own[1].rglob("*")}
+    (own[0] / "checkpoints" / "step-000000003.ckpt").unlink()
+    return own, first, written, aiayn_in(folder, *command)
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from aiayn.core import storage
 from aiayn.cost import flops
 from aiayn.data.encoded import Dataset
 from aiayn.data.update_plan import Updates
-from aiayn.evaluation import evaluate
 from aiayn.tables import table2
 from aiayn.training import train
 
@@ -75,7 +74,7 @@ def test_evaluating_base_and_big_as_the_paper_does_prints_table_2(trained, capsy
     rows = {}
     for name, published in table2.PAPER.items():
         run = compose.compose_row(*trained, f"experiment={name}", "split=test", f"average={published.average}")
-        evaluate.main(run)
+        table2.main(run)
         rows[name] = folders.run_folder(run)
     text = capsys.readouterr().out
     first, last = text.split("Table 2 at scale ")[1:]
