@@ -187,7 +187,8 @@ def test_learning_from_a_million_words_stays_below_a_gigabyte(tmp_path):
 
 def test_bytes_do_not_depend_on_the_hash_seed(model, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from aiayn.data import moses_bpe; from aiayn.data.parallel_text import *;"
+        "import sys; from pathlib import Path; from aiayn.data import moses_bpe;"
+        "from aiayn.data.parallel_text import *;"
         f"moses_bpe.MERGES = {MERGES};"
         "moses_bpe.learn(iter(list(read_pairs(EMBEDDED['train'], None))[:3001]), ('en', 'de'), Path(sys.argv[1]))"
     )
