@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "every result is up to date",
-        "src/aiayn/results.py",
+        "src/aiayn/runs/records.py",
         "if value != claim]",
         "if False]",
         "tests/runs/test_records.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
@@ -274,14 +274,14 @@ MUTANTS = (
     ),
     Mutant(
         "staleness ignores decoding",
-        "src/aiayn/results.py",
+        "src/aiayn/runs/records.py",
         '"scale.", "decoding.")',
         '"scale.")',
         "tests/runs/test_records.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
     ),
     Mutant(
         "a table mixes runs of several texts",
-        "src/aiayn/results.py",
+        "src/aiayn/tables/table3.py",
         "claims = {**_claims(trained[name]), **shared}",
         "claims = _claims(trained[name])",
         "tests/runs/test_records.py::test_rows_are_compared_on_one_text_only",

@@ -176,8 +176,8 @@ def test_every_difference_makes_another_run_with_a_folder_of_its_own() -> None:
     plain = compose.compose_row()
     runs = [compose.compose_row(f"fidelity.{difference}") for difference in DIFFERENCES]
     runs.append(compose.compose_row("fidelity=released_code"))
-    folders = {folders.run_folder(run) for run in [plain, *runs]}
-    assert len(folders) == 6
+    own = {folders.run_folder(run) for run in [plain, *runs]}
+    assert len(own) == 6
     assert folders.run_folder(plain).parts[-2] == "base"
     assert all(schema.meaning(run) != schema.meaning(plain) for run in runs)
     whole = compose.compose_row(*(f"fidelity.{difference}" for difference in DIFFERENCES))

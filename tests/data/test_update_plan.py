@@ -221,7 +221,7 @@ def test_the_memory_of_a_plan_does_not_grow_with_the_corpus(monkeypatch) -> None
 
 def test_another_process_makes_the_same_plan() -> None:
     program = (
-        "import numpy as np; from aiayn.data.update_plan import Batch, epoch_plan; from aiayn.dataset import Lengths;"
+        "import numpy as np; from aiayn.data.encoded import Lengths; from aiayn.data.update_plan import epoch_plan;"
         "sides = (Lengths(np.cumsum([0, *side])) for side in (range(1, 48), range(47, 0, -1)));"
         "print([u.tolist() for u in epoch_plan(*sides, 61, 5, 7)])"
     )
