@@ -1,0 +1,49 @@
+"""Copies finished runs without their checkpoints, their metrics thinned, so that they can be committed.
+
+    python experiments/results/keep.py runs/tiny-small experiments/results/small_three_seeds/runs
+
+A copied run is finished for every command but those that need its weights.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+KEPT = ("config.yaml", "data.sha256", "translations.txt", "result.json")
+LINES = 450  # of each run's metrics, about
+AVERAGED = ("train/loss", "train/nats", "train/gradient_norm")
+
+
+def thinned(lines: list[str]) -> list[str]:
+    """One line for n updates, the last, with the mean of their losses; each measurement on the dev set."""
+    every, kept, group = max(1, len(lines) // LINES), [], []
+    for line in lines:
+        row = json.loads(line)
+        if "train/loss" not in row:
+            kept.append(line)
+            continue
+        group.append(row)
+        if len(group) == every:
+            means = {key: sum(row[key] for row in group) / every for key in AVERAGED}
+            kept.append(json.dumps(row | means) + "\n")
+            group = []
+    return kept
+
+
+def main(runs: Path, kept: Path) -> None:
+    """Copies what is finished and not there yet, row by row and seed by seed."""
+    for result in sorted(runs.glob("*/seed*/result.json")):
+        folder = kept / result.parent.relative_to(runs)
+        if (folder / "result.json").exists():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = (result.parent / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(thinned(lines)))
+        for name in KEPT:  # result.json last: with it the run is finished
+            shutil.copyfile(result.parent / name, folder / name)
+        print(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
