@@ -200,7 +200,7 @@ MUTANTS = (
         "src/aiayn/results.py",
         "if value != claim]",
         "if False]",
-        "tests/runs/test_records.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
+        "tests/tables/test_table3.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
     ),
     Mutant(
         "initial weights ignore the seed",
@@ -277,14 +277,14 @@ MUTANTS = (
         "src/aiayn/results.py",
         '"scale.", "decoding.")',
         '"scale.")',
-        "tests/runs/test_records.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
+        "tests/tables/test_table3.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
     ),
     Mutant(
         "a table mixes runs of several texts",
         "src/aiayn/results.py",
         "claims = {**_claims(trained[name]), **shared}",
         "claims = _claims(trained[name])",
-        "tests/runs/test_records.py::test_rows_are_compared_on_one_text_only",
+        "tests/tables/test_table3.py::test_rows_are_compared_on_one_text_only",
     ),
 )
 

@@ -8,9 +8,9 @@ from tabulate import tabulate
 from aiayn.config import compose, folders
 from aiayn.config.schema import ROWS, Config, ConfigError
 from aiayn.core.storage import disk_of, free_bytes
-from aiayn.cost import flops, schedule
+from aiayn.cost import device_schedule, flops
+from aiayn.cost.device_schedule import Turn
 from aiayn.cost.estimate import GIGA, Corpus, Estimate, corpus_of, estimate
-from aiayn.cost.schedule import Turn
 from aiayn.data.parallel_text import DataError
 from aiayn.runs import devices, jobs
 
@@ -83,8 +83,8 @@ def main(run: Config) -> None:
     available = run.plan.gpus if hardware.accelerator == "gpu" else len(devices.names(hardware))
     if hardware.devices > available:
         raise ConfigError(f"plan.gpus={available}: must be at least hardware.devices={hardware.devices}")
-    most = schedule.most_of_one(hardware, available)
-    turns = schedule.best_schedule(planned, hardware.devices, most, available)
+    most = device_schedule.most_of_one(hardware, available)
+    turns = device_schedule.best_schedule(planned, hardware.devices, most, available)
     written = disks(planned, corpus, available)
     print("\n".join(text(planned, turns, corpus, available, written)))
     refused = refusals(planned, written)
@@ -142,7 +142,7 @@ def text(
         "",
         "",
         duration(total),
-        duration(schedule.length(turns)),
+        duration(device_schedule.length(turns)),
     ]
     lines.append(whole + ([f"{total / 3600 * price:,.2f}"] if price is not None else []))
     align = ["left", *["right"] * (len(head) - 1)]

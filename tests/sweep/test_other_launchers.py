@@ -368,19 +368,6 @@ def test_another_launcher_gets_what_is_unfinished_and_can_begin_and_every_run_it
     assert other_launchers.unfinished(four) == [1, 2]  # what the next command begins
 
 
-@pytest.mark.parametrize(
-    ("code", "ended", "said"),
-    [
-        (jobs.STORAGE, jobs.FAILED, " seed 1  failed  exit code 5; its own output says why"),
-        (jobs.INTERRUPTED, jobs.INTERRUPTED, " seed 1  missing  after 0 steps\nstopped; repeat the command"),
-    ],
-)
-def test_a_run_that_left_nothing_in_its_folder_is_named_with_its_code(code, ended, said, four, capsys) -> None:
-    storage.write_text(folders.run_folder(four[2]) / "config.yaml", compose.to_yaml(four[2]))
-    assert other_launchers.hand_over([four[2]], lambda numbers: [code]) == ended
-    assert said in capsys.readouterr().out
-
-
 def test_when_nothing_is_left_no_launcher_is_asked(four, capsys) -> None:
     assert other_launchers.hand_over(four[:1], lambda numbers: pytest.fail("asked")) == jobs.DONE
     assert capsys.readouterr().out == "1 runs, 1 finished before\n"
