@@ -13,7 +13,7 @@ from aiayn.config.schema import Config, leaves
 from aiayn.core import progress, storage
 from aiayn.cost import flops
 from aiayn.paper.layers import sinusoids
-from aiayn.report import curves, figure_files, figures, html_page
+from aiayn.report import curves, figure_files, figures, html_page, ladder_figure
 from aiayn.report.contents import Material, gather
 from aiayn.runs.records import Run, look_up, printable
 from aiayn.tables import formats, paper_claims
@@ -71,11 +71,11 @@ def draw(material: Material) -> dict[str, tuple[Figure, str]]:
         of_ladder = "of each row at every scale against the compute of its training"
         drawn |= {
             "ladder-ppl": (
-                figures.ladder(material.ladder, table.lines, "PPL"),
+                ladder_figure.ladder(material.ladder, table.lines, "PPL"),
                 f"difference from base in ln PPL {of_ladder}",
             ),
             "ladder-bleu": (
-                figures.ladder(material.ladder, table.lines, "BLEU"),
+                ladder_figure.ladder(material.ladder, table.lines, "BLEU"),
                 f"difference from base in BLEU {of_ladder}",
             ),
         }
