@@ -1,31 +1,16 @@
 """Devices: nobody takes what another has, and workers see theirs alone."""
 
 import dataclasses
-import itertools
 import os
-import random
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from aiayn.config import compose
-from aiayn.cost import device_schedule
 from aiayn.runs import devices
-
-
-
-
-
-
-
-
-
-
 
 
 @pytest.fixture
