@@ -37,6 +37,7 @@ from aiayn.data import prepare
 torch.set_num_threads(1)
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+PutRuns = Callable[..., compose.Config]
 
 
 @pytest.fixture(scope="session")
@@ -131,6 +132,27 @@ def result_of() -> Callable[[compose.Config], dict[str, Any]]:
         return {**made, **names, **counts, **times}
 
     return made_up
+
+
+@pytest.fixture
+def put_runs(tmp_path: Path, result_of: Callable[[compose.Config], dict[str, Any]]) -> PutRuns:
+    """Writes finished runs of some rows at a scale and returns a run of that sweep; no corpus is prepared for them."""
+
+    from trained_runs import finish
+
+    def made(
+        *overrides: str, rows: tuple[str, ...] = compose.ROWS, seeds: tuple[int, ...] = (1,), **figures: Any
+    ) -> compose.Config:
+        run = compose.compose_row(*overrides, f"output={tmp_path}/runs", f"prepared={tmp_path}/prepared")
+        ppl = figures.get("ppl", lambda row, seed: row.paper.ppl * 2)
+        bleu = figures.get("bleu", lambda row, seed: row.paper.bleu - 5)
+        for name in rows:
+            for seed in seeds:
+                own = compose.row(name, dataclasses.replace(run, seed=seed))
+                finish(own, result_of(own), ppl(own, seed), bleu(own, seed), "c0ffee", [])
+        return run
+
+    return made
 
 
 @pytest.fixture(scope="session")

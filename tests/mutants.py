@@ -200,7 +200,7 @@ MUTANTS = (
         "src/aiayn/runs/records.py",
         "if value != claim]",
         "if False]",
-        "tests/runs/test_records.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
+        "tests/tables/test_table3.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
     ),
     Mutant(
         "initial weights ignore the seed",
@@ -268,7 +268,7 @@ MUTANTS = (
     Mutant(
         "the interval of an equality is that of 95 %",
         "src/aiayn/tables/paper_claims.py",
-        "ERROR_RATE / (1 if hypothesis.equal else 2)",
+        "ERROR_RATE / (1 if claim.equal else 2)",
         "ERROR_RATE / 2",
         "tests/tables/test_paper_claims.py::test_the_interval_over_sentences_is_of_95_percent_and_for_equality_of_90",
     ),
@@ -277,14 +277,14 @@ MUTANTS = (
         "src/aiayn/runs/records.py",
         '"scale.", "decoding.")',
         '"scale.")',
-        "tests/runs/test_records.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
+        "tests/tables/test_table3.py::test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted",
     ),
     Mutant(
         "a table mixes runs of several texts",
         "src/aiayn/tables/table3.py",
         "claims = {**_claims(trained[name]), **shared}",
         "claims = _claims(trained[name])",
-        "tests/runs/test_records.py::test_rows_are_compared_on_one_text_only",
+        "tests/tables/test_table3.py::test_rows_are_compared_on_one_text_only",
     ),
 )
 

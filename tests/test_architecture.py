@@ -290,7 +290,6 @@ TESTED_AS = {
     "paper.fast.attention": "fast_attention",
     "paper.fast.decoding": "incremental_decoding",
     "paper.fast.search": "beam_search",
-    "paper.fast.process": "cross_entropy",
 }
 
 

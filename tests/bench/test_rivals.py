@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aiayn.bench import rivals
-from aiayn.bench.comparison import endless, synthetic_pairs
+from aiayn.bench.contestants import endless, synthetic_pairs
 from aiayn.config import compose, schema
 from aiayn.data.update_plan import gather
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy

@@ -204,38 +204,6 @@ def test_a_wrong_value_is_refused_in_one_line_naming_key_value_and_remedy(overri
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_with_other_values_than_its_row_gets_its_own_folder():
-    plain, same, other = (compose_row("experiment=a_h1", *more) for more in ((), ("model.dropout=0.1",), ("seed=2",)))
-    assert str(folders.run_folder(plain)) == "runs/tiny-mini/a_h1/seed1"
-    assert folders.run_folder(same) == folders.run_folder(plain)
-    assert str(folders.run_folder(other)) == "runs/tiny-mini/a_h1/seed2"
-    changes = ("model.dropout=0.3", "training.warmup_steps=800")
-    varied = [compose_row("experiment=a_h1", change) for change in changes]
-    own = {folders.run_folder(run) for run in varied}
-    assert len(own) == 2
-    assert all("/a_h1+" in str(folder) for folder in own)
-    assert folders.run_folder(compose_row("experiment=a_h1", "training.checkpoint_every=7")) == folders.run_folder(
-        plain
-    )
-
-
-def test_runs_with_the_papers_tokenizer_have_a_table_of_their_own():
-    usual, papers = (compose_row(f"tokenizer={kind}") for kind in ("sentencepiece", "paper"))
-    assert str(folders.run_folder(usual)) == "runs/tiny-mini/base/seed1"
-    assert str(folders.run_folder(papers)) == "runs/tiny.paper-mini/base/seed1"
-
-
-def test_runs_in_another_precision_have_a_table_of_their_own_that_names_it():
-    words = {"32-true": "tiny", "bf16-mixed": "tiny.bf16", "64-true": "tiny.fp64"}
-    for precision, folder in words.items():
-        run = compose_row(f"hardware.precision={precision}")
-        assert str(folders.run_folder(run)) == f"runs/{folder}-mini/base/seed1"
-        assert folders.variation(run) == ""
-    gpu = compose_row("hardware=gpu", "data=wmt14_en_de", "scale=paper", "tokenizer=paper")
-    assert folders.sweep_folder(gpu).name == "wmt14_en_de.paper.bf16-paper"
-    assert folders.corpus_name(gpu) == "wmt14_en_de.paper"  # the text is prepared once
-
-
 def test_no_value_stands_twice_in_conf_and_experiments():
     base = OmegaConf.create(compose._read_folder("conf")["config"])
     for name, row in compose._read_folder("experiments").items():

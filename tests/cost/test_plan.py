@@ -1,34 +1,17 @@
-"""`aiayn plan`: its figures are those of real models and of a table made by hand; what would fail later fails now."""
+"""`aiayn plan` prints what the table takes, and refuses now what would fail later."""
 
 import dataclasses
 import hashlib
 import os
 
 import pytest
-import torch
 
 from aiayn.config import compose, folders
-from aiayn.cost import estimate, flops, plan, schedule
+from aiayn.cost import device_schedule, estimate, flops, plan
 from aiayn.data import wmt14
 from aiayn.data.download import Remote
 from aiayn.data.parallel_text import DataError
-from aiayn.evaluation.evaluate import parameters
-from aiayn.paper.batch import Batch
-from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
-from aiayn.paper.fast.model import accelerate
-from aiayn.paper.transformer import Transformer
-from aiayn.runs import records
-from tests.cost.test_flops import THE_WORK
-
-ON_A_GPU = ("scale=paper", "data=wmt14_en_de", "hardware=gpu")
-# One H200 that sustains 790 TFLOP/s
-AT_790 = (*ON_A_GPU, "plan.efficiency=0.79846", "plan.gpus=1")
-# Minutes of one H200 at 790 TFLOP/s, worked out apart from this program
-MINUTES = {"base": 20, "b_dk16": 18, "c_n2": 11, "c_n8": 25, "c_dmodel256": 9, "c_dmodel1024": 52, "big": 204}
-
-
-def planned(*overrides: str) -> list[estimate.Estimate]:
-    return [estimate.estimate(run, estimate.Corpus()) for run in plan.rows(compose.compose_row(*overrides))]
+from tests.cost.test_estimate import ON_A_GPU, planned
 
 
 def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
@@ -36,62 +19,10 @@ def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_rows_take_what_the_table_of_the_work_says() -> None:
-    rows = {row.name: row for row in planned(*AT_790)}
-    assert len(rows) == 20
-    for name, (millions, _, tera) in THE_WORK.items():
-        row = rows[name]
-        assert row.parameters / 1e6 == pytest.approx(millions, rel=1e-3)  # that table leaves out attention's biases
-        assert row.flops / row.run.training.max_steps / 1e12 == pytest.approx(tera, abs=0.006)
-        assert row.seconds / 60 == pytest.approx(MINUTES[name], abs=0.51)
-    assert sum(row.flops for row in rows.values()) == pytest.approx(2.84e19, rel=3e-3)
-    assert sum(row.seconds for row in rows.values()) / 3600 == pytest.approx(10.0, abs=0.05)
-    slower = planned(*AT_790[:-2], "plan.efficiency=0.23954")
-    assert sum(row.seconds for row in slower) / 3600 == pytest.approx(33.2, abs=0.1)  # control: at 30 % of it
-
-
-def test_the_parameters_are_those_of_the_model_that_training_builds() -> None:
-    (row,) = planned("scale=mini", "model.d_ff=800", "data.vocab_size=997")
-    model = Transformer(**vars(row.run.model), max_length=row.run.data.max_length, vocab_size=997)
-    assert row.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert row.parameters != planned("scale=mini", "model.d_ff=900", "data.vocab_size=997")[0].parameters  # control
-
-
-def saved(dropout: float, source: int, target: int) -> tuple[float, float]:
-    """Bytes that torch keeps for the backward pass, weights left out, and what the estimate says; for 64 sentences."""
-    run = compose.compose_row("model.d_model=46", "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "scale=paper")
-    sizes = dataclasses.replace(run.model, num_layers=2, d_v=17, dropout=dropout)
-    model = accelerate(Transformer(**vars(sizes), max_length=13, vocab_size=31).double())
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if tensor.is_floating_point() and storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    offsets = [torch.arange(65) * length for length in (source, target)]
-    ids = [torch.randint(4, 31, (64 * length,)) for length in (source, target)]
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        batch = Batch(ids[0], ids[1], ids[1], *offsets)
-        loss, _ = label_smoothed_cross_entropy(model.hidden(batch, (1, 2)), model.embedding.weight, ids[1], 0.1)
-    alive = sum(kept.values()) - 8 * model.embedding.weight.numel()  # its gradient, which grows with no token
-    del loss
-    return alive, estimate.saved_bytes(sizes, 8, 8, 8, estimate.Corpus(source, target)) * 64 * target
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_what_is_kept_for_the_backward_pass_is_what_torch_keeps(dropout: float) -> None:
-    alive, expected = saved(dropout, 7, 7)
-    assert expected == alive
-    assert saved(0.1 - dropout, 7, 7)[0] != alive  # control: a mask is seen
-
-
 def test_memory_grows_with_the_micro_batch_and_a_row_that_does_not_fit_is_refused(capsys) -> None:
     small, large = (
         estimate.estimate(
-            compose.compose_row(*ON_A_GPU, f"hardware.tokens_per_micro_batch={tokens}"), estimate.Corpus()
+            compose.compose_row(*ON_A_GPU, f"hardware.tokens_per_micro_batch={tokens}"), estimate.CorpusStatistics()
         )
         for tokens in (1_000, 25_000)
     )
@@ -104,13 +35,13 @@ def test_memory_grows_with_the_micro_batch_and_a_row_that_does_not_fit_is_refuse
 
 def test_on_eight_gpus_the_big_row_gets_three_and_on_a_cpu_every_row_what_it_asks_for() -> None:
     rows = planned(*ON_A_GPU)
-    turns = schedule.best_schedule(rows, 1, schedule.most_of_one(rows[0].run.hardware, 8), 8)
+    turns = device_schedule.best_schedule(rows, 1, device_schedule.most_of_one(rows[0].run.hardware, 8), 8)
     assert {turn.row.name: len(turn.devices) for turn in turns if len(turn.devices) > 1} == {"big": 3}
-    alone = schedule.schedule(rows, {row.name: 1 for row in rows}, 8)
-    assert schedule.length(turns) < 0.45 * schedule.length(alone)
+    alone = device_schedule.schedule(rows, {row.name: 1 for row in rows}, 8)
+    assert device_schedule.length(turns) < 0.45 * device_schedule.length(alone)
     on_a_cpu = planned("scale=mini")
-    most = schedule.most_of_one(on_a_cpu[0].run.hardware, 2)
-    assert {len(turn.devices) for turn in schedule.best_schedule(on_a_cpu, 1, most, 2)} == {1}
+    most = device_schedule.most_of_one(on_a_cpu[0].run.hardware, 2)
+    assert {len(turn.devices) for turn in device_schedule.best_schedule(on_a_cpu, 1, most, 2)} == {1}
 
 
 def test_cost_is_the_given_price_of_every_hour_and_there_is_none_without_a_price(capsys, tmp_path, monkeypatch) -> None:
@@ -133,29 +64,6 @@ def test_overrides_of_a_row_s_own_are_planned_alone() -> None:
     (row,) = planned("experiment=big", "scale=paper", "training.max_steps=17")
     assert row.name.startswith("big+")
     assert row.tokens == 17 * 25_000
-
-
-def test_a_prepared_corpus_gives_its_lengths_pieces_and_tokens(finished) -> None:
-    run = compose.compose_row(*finished)
-    corpus = estimate.corpus_of(run)
-    folder = compose.Path(run.prepared) / run.data.name
-    pairs = estimate.Dataset.open(folder).pairs("train")
-    lengths = [int(length) for length in pairs.target_lengths]
-    assert corpus.target_length == pytest.approx(sum(length**2 for length in lengths) / sum(lengths))
-    assert corpus.target_length > sum(lengths) / len(lengths)  # control: longer than the plain mean
-    assert (corpus.target_tokens, corpus.vocab_size) == (sum(lengths), 25)
-    assert "prepared, every file" in corpus.found
-
-
-def test_a_corpus_still_to_be_downloaded_is_planned_with_its_archives(tmp_path) -> None:
-    words = ("data=wmt14_en_de", f"prepared={tmp_path}/prepared")
-    corpus = estimate.corpus_of(compose.compose_row(*words))
-    assert corpus.to_write == 1_695_017_123 + 4_500_000 * 150
-    assert "1.7 GB to download" in corpus.found
-    assert not corpus.complete
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(compose.ConfigError, match=r"data\.source=nowhere: holds no training-parallel-europarl-v7\.tgz"):
-        estimate.corpus_of(compose.compose_row(*words, "data.source=nowhere"))
 
 
 @pytest.fixture
@@ -210,16 +118,6 @@ def test_it_says_which_things_are_checked_and_which_are_not(archives, tmp_path, 
     assert last == "Nothing stands in the way: configuration, data, memory and disk are checked."
 
 
-def test_the_disk_estimate_is_what_a_run_leaves(finished) -> None:
-    run = compose.compose_row(*finished)
-    folder = folders.run_folder(run)
-    files = sum(path.stat().st_size for path in (folder / "checkpoints").glob("*.ckpt"))
-    states = estimate.CHECKPOINT_BYTES * parameters(run, 25) * len(list((folder / "checkpoints").glob("*.ckpt")))
-    assert states < files < states + 3 * 64_000  # names and shapes, which a model of real size outweighs
-    lines = (folder / records.METRICS).stat().st_size / run.training.max_steps
-    assert estimate.UPDATE_BYTES / 4 < lines < estimate.UPDATE_BYTES
-
-
 def test_text_that_is_damaged_is_printed_beside_the_plan_and_then_raised(toy, tmp_path, capsys) -> None:
     assert "Nothing stands in the way" in printed(capsys, *toy)
     run = compose.compose_row(*toy)
@@ -249,7 +147,7 @@ def test_a_folder_of_another_run_and_a_full_disk_are_refused_before_anything_run
 
 def test_each_disk_is_asked_for_its_own_share_and_one_that_holds_both_for_the_sum(toy_run, monkeypatch) -> None:
     run = dataclasses.replace(toy_run, output="runs", prepared="corpora")
-    planned, corpus = [estimate.estimate(run, estimate.Corpus())], estimate.Corpus(to_write=7e9)
+    planned, corpus = [estimate.estimate(run, estimate.CorpusStatistics())], estimate.CorpusStatistics(to_write=7e9)
     free = {"runs": 5 * 10**9, "corpora": 6 * 10**9}
     monkeypatch.setattr(plan, "free_bytes", lambda folder: free[str(folder)])
     monkeypatch.setattr(plan, "disk_of", str)

@@ -22,14 +22,12 @@ from hypothesis import strategies as st
 
 from aiayn.core import storage
 from aiayn.core.signals import Interrupted, interrupting
-from aiayn.data import encoded, encoding
-from aiayn.data.encoded import SIDES, SPLITS, Dataset, Lengths
+from aiayn.data import encoding
+from aiayn.data.encoded import SIDES, SPLITS, Dataset
 from aiayn.data.encoding import Origin, _packed, encode_corpus
-from aiayn.data.parallel_text import DataError, Files, Selection, fingerprints, read_pairs
-from aiayn.data.sentencepiece_bpe import EOS, Tokenizer
-
-MAX_LENGTH = 23
-VOCAB_SIZE = 41
+from aiayn.data.parallel_text import DataError, Files, Selection, read_pairs
+from aiayn.data.sentencepiece_bpe import EOS
+from tests.data.small_corpus import MAX_LENGTH, VOCAB_SIZE, prepare_here
 
 # What `python -c` runs in another process: folder, source folder, and the write at which it dies, if any
 PREPARE = """
@@ -56,33 +54,6 @@ def prepare_elsewhere(folder: Path, text: Path, dies_at: int = 0, **environment:
     command = [sys.executable, "-c", PREPARE, folder, text, str(dies_at)]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
     return finished.returncode, finished.stdout
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("text")
-    words = ["low", "lower", "new", "newest", "wide", "wider"]
-    for split, count in (("train", 97), ("dev", 13), ("test", 11)):
-        rows = [[words[(i * k) % 6] for k in range(1, 2 + i % 5)] for i in range(count)]
-        (folder / f"{split}.en").write_text("".join(" ".join(row) + "\n" for row in rows))
-        (folder / f"{split}.de").write_text("".join(" ".join(reversed(row)) + "\n" for row in rows))
-    return folder
-
-
-def prepare_here(folder: Path, text: Path, **changed: Any) -> Dataset:
-    splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
-    settings = {"vocab_size": VOCAB_SIZE, "max_length": MAX_LENGTH, "progress": lambda message: None} | changed
-    return encode_corpus(folder, Origin(fingerprints(splits), lambda: splits), **settings)
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory, text) -> Dataset:
-    return prepare_here(tmp_path_factory.mktemp("prepared") / "small", text)
-
-
-@pytest.fixture
-def copy(prepared, tmp_path) -> Path:
-    return Path(shutil.copytree(prepared.folder, tmp_path / "small"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -127,23 +98,6 @@ def test_the_encoded_splits_are_the_text(prepared, text) -> None:
     for split in SPLITS:
         for side, language in zip(SIDES, ("en", "de"), strict=True):
             assert decoded(prepared, split, side) == (text / f"{split}.{language}").read_text().splitlines()
-
-
-def test_lengths_count_eos(prepared) -> None:
-    pairs = prepared.pairs("dev")
-    expected = [len(ids) + 1 for ids in prepared.tokenizer.encode(prepared.texts("dev", "target"))]
-    assert pairs.target_lengths[:].tolist() == expected
-    assert pairs.source_lengths[:].sum() == len(pairs.source_ids)
-    assert len(pairs) == 13
-
-
-def test_lengths_in_parts_are_those_of_all_sentences(prepared, monkeypatch) -> None:
-    pairs = prepared.pairs("train")
-    monkeypatch.setattr(encoded, "SENTENCES_AT_ONCE", 11)
-    parts = list(pairs.source_lengths.parts())
-    assert [len(part) for part in parts] == [11] * 8 + [97 - 88]
-    assert np.concatenate(parts).tolist() == np.diff(pairs.source_offsets).tolist()
-    assert list(Lengths(np.zeros(1, np.int64)).parts()) == []
 
 
 def test_ids_take_two_bytes_as_long_as_they_fit(prepared) -> None:
@@ -332,19 +286,6 @@ def test_a_disk_that_refuses_is_named_and_again_gives_the_same_files(
     assert contents(tmp_path / "small") == contents(prepared.folder)
 
 
-def test_a_tokenizer_that_is_not_the_manifests_never_reaches_sentencepiece(copy, text, monkeypatch) -> None:
-    read: list[object] = []
-    monkeypatch.setattr(sentencepiece, "SentencePieceProcessor", lambda **what: read.append(what))
-    (copy / "tokenizer.model").write_bytes(b"\xff" * 4099)
-    sizes = r"4099 bytes with SHA-256 \w{64} and not \d+ bytes with SHA-256 \w{64}"
-    with pytest.raises(DataError, match=rf"tokenizer\.model is damaged, it has {sizes}: "):
-        assert prepare_here(copy, text).tokenizer
-    assert read == []
-    with pytest.raises(AttributeError):  # control: what would have been read
-        Tokenizer(copy / "tokenizer.model")
-    assert len(read) == 1
-
-
 def test_of_several_processes_at_once_one_works_and_the_others_wait(tmp_path, text, prepared) -> None:
     with ThreadPoolExecutor() as pool:
         outputs = [output for _, output in pool.map(lambda _: prepare_elsewhere(tmp_path / "small", text), range(3))]
@@ -420,30 +361,6 @@ def test_a_stage_is_only_reused_when_its_files_and_its_settings_are_the_same(
 
 
 # Damage
-
-
-def test_every_damaged_file_is_refused_by_name_with_the_command_that_repairs_it(copy, text) -> None:
-    for path in sorted(copy.iterdir()):
-        if path.name == ".lock":
-            continue
-        whole = path.read_bytes()
-        middle = len(whole) // 2
-        for damaged in (whole[:middle], whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :], b""):
-            path.write_bytes(damaged)
-            with pytest.raises(DataError, match=rf"{path.name}.*`rm -r .*small` and the same command again"):
-                prepare_here(copy, text)
-        path.unlink()
-        with pytest.raises(DataError, match=f"{path.name} is missing|holds no prepared data"):
-            Dataset.open(copy)
-        path.write_bytes(whole)
-    assert Dataset.open(copy)
-
-
-@pytest.mark.parametrize("foreign", ["", "[]", "3", '"schema"', "{}", "<html>", '{"schema": 1}', '{"schema": 2}'])
-def test_a_foreign_manifest_is_refused_with_the_command_that_repairs_it(copy, text, foreign) -> None:
-    (copy / "manifest.json").write_text(foreign)
-    with pytest.raises(DataError, match=r"`rm -r .*small` and the same command again"):
-        prepare_here(copy, text)
 
 
 def test_a_folder_prepared_from_something_else_is_refused_with_both_values(copy, text, tmp_path) -> None:

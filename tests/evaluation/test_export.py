@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aiayn import cli
-from aiayn.bench.comparison import endless
+from aiayn.bench.contestants import endless
 from aiayn.config import compose, schema
 from aiayn.core import storage
 from aiayn.data.encoded import Pairs

@@ -19,7 +19,7 @@ from trained_runs import cores, equal
 from aiayn.config import compose, folders, schema
 from aiayn.core import storage
 from aiayn.core.signals import Interrupted, interrupting
-from aiayn.cost import schedule
+from aiayn.cost import device_schedule
 from aiayn.data.parallel_text import DataError
 from aiayn.runs import checkpoint, jobs
 from aiayn.runs.records import read_runs
@@ -62,7 +62,7 @@ def started(monkeypatch):
         storage.write_text(log, "")
         workers.append(Worker(codes.get(run.seed, jobs.DONE)))
         if codes.get(run.seed, jobs.DONE) == jobs.NON_FINITE:
-            jobs.fail(folder, jobs.NON_FINITE, "the loss is NaN")
+            jobs.record_failure(folder, jobs.NON_FINITE, "the loss is NaN")
         return jobs.Job(run, folder, [workers[-1]], held)
 
     monkeypatch.setattr(jobs, "start", start)
@@ -220,7 +220,7 @@ def test_on_eight_gpus_a_sweep_works_as_the_plan_says_and_each_run_sees_only_its
     monkeypatch.setattr(launcher.time, "sleep", sleep)
     assert launcher.Sweep(runs, names, 1e9, most).work_through() == jobs.DONE
     rows = [launcher.ScheduledRun(run.experiment, launcher.work(run), run) for run in runs]
-    planned = schedule.best_schedule(rows, 1, most or 8, 8)
+    planned = device_schedule.best_schedule(rows, 1, most or 8, 8)
     assert [(name, len(seen)) for name, seen, *_ in turns] == [
         (turn.row.run.experiment, len(turn.devices)) for turn in planned
     ]

@@ -11,36 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from trained_runs import finish
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import Config
 from aiayn.cost import flops
 from aiayn.data.prepare import prepare
-from aiayn.report import contents, figure_files, figures, html_report
+from aiayn.report import contents, figure_files, html_report
 from aiayn.tables.ladder import Ladder, Rung, papers_compute, papers_effect
 
+PutRuns = Callable[..., Config]
 HOSTILE = "<script>alert(1)</script> {{7*7}} http://example.org/ \u202e\x1b[31m"
-Put = Callable[..., Config]
-
-
-@pytest.fixture
-def put(tmp_path: Path, result_of: Callable[[Config], dict[str, Any]]) -> Put:
-    """Writes finished runs of some rows at a scale and returns a run of that sweep; no corpus is prepared for them."""
-
-    def made(
-        *overrides: str, rows: tuple[str, ...] = compose.ROWS, seeds: tuple[int, ...] = (1,), **figures: Any
-    ) -> Config:
-        run = compose.compose_row(*overrides, f"output={tmp_path}/runs", f"prepared={tmp_path}/prepared")
-        ppl = figures.get("ppl", lambda row, seed: row.paper.ppl * 2)
-        bleu = figures.get("bleu", lambda row, seed: row.paper.bleu - 5)
-        for name in rows:
-            for seed in seeds:
-                own = compose.row(name, dataclasses.replace(run, seed=seed))
-                finish(own, result_of(own), ppl(own, seed), bleu(own, seed), "c0ffee", [])
-        return run
-
-    return made
 
 
 def rung(climbed: Ladder, name: str) -> Rung:
@@ -51,52 +31,54 @@ def line(found: Rung, row: str) -> Any:
     return next(line for line in found.table.lines if line.name == row)
 
 
-def test_every_finished_scale_is_a_rung_in_the_order_of_compute(put: Put) -> None:
-    put("scale=paper", "data=wmt14_en_de")
-    put("scale=small", rows=("base", "a_h1"))
-    put("scale=mini", "data=tiny", "data.name=other")  # control: another corpus under other conditions than the paper's
-    run = put("scale=mini")
-    assert [found.name for found in contents.gather(run).ladder.rungs] == [
+def test_every_finished_scale_is_a_rung_in_the_order_of_compute(put_runs: PutRuns) -> None:
+    put_runs("scale=paper", "data=wmt14_en_de")
+    put_runs("scale=small", rows=("base", "a_h1"))
+    put_runs(
+        "scale=mini", "data=tiny", "data.name=other"
+    )  # control: another corpus under other conditions than the paper's
+    run = put_runs("scale=mini")
+    assert [found.name for found in contents.collect(run).ladder.rungs] == [
         "mini, tiny",
         "small, tiny",
         "paper, wmt14_en_de",
     ]
-    of_paper = contents.gather(compose.compose_row("scale=paper", "data=wmt14_en_de", f"output={run.output}"))
+    of_paper = contents.collect(compose.compose_row("scale=paper", "data=wmt14_en_de", f"output={run.output}"))
     assert [found.name for found in of_paper.ladder.rungs] == ["paper, wmt14_en_de"]
 
 
-def test_a_scale_of_few_updates_is_left_out_whatever_its_name(put: Put) -> None:
-    run = put("scale=mini")
-    put("scale=mini", "scale.name=short", "scale.steps=0.00099")
-    put("scale=mini", "scale.name=smoke2", "scale.steps=0.001")  # control: a hundred are enough
-    found = contents.gather(run).ladder
+def test_a_scale_of_few_updates_is_left_out_whatever_its_name(put_runs: PutRuns) -> None:
+    run = put_runs("scale=mini")
+    put_runs("scale=mini", "scale.name=short", "scale.steps=0.00099")
+    put_runs("scale=mini", "scale.name=smoke2", "scale.steps=0.001")  # control: a hundred are enough
+    found = contents.collect(run).ladder
     assert [other.name for other in found.left_out] == ["short, tiny"]
     assert {other.table.scale.name for other in found.rungs} == {"mini", "smoke2"}
 
 
-def test_a_half_done_scale_is_a_rung_without_figures(put: Put) -> None:
-    run = put("scale=mini", rows=("base", "a_h1", "big"))
-    half = put("scale=small", rows=("a_h4",))
+def test_a_half_done_scale_is_a_rung_without_figures(put_runs: PutRuns) -> None:
+    run = put_runs("scale=mini", rows=("base", "a_h1", "big"))
+    half = put_runs("scale=small", rows=("a_h4",))
     (folders.run_folder(compose.row("a_h4", half)) / "result.json").unlink()
-    found = rung(contents.gather(run).ladder, "small, tiny")
+    found = rung(contents.collect(run).ladder, "small, tiny")
     assert all(found.effect(own, "PPL") is None for own in found.table.lines)
     assert {finding.verdict for finding in found.findings} == {"undecided"}
-    mini = rung(contents.gather(run).ladder, "mini, tiny")
+    mini = rung(contents.collect(run).ladder, "mini, tiny")
     assert [own.name for own in mini.table.lines if mini.effect(own, "BLEU")] == ["a_h1", "big"]
 
 
-def test_an_effect_is_the_difference_of_means_and_its_interval_is_welchs(put: Put) -> None:
+def test_an_effect_is_the_difference_of_means_and_its_interval_is_welchs(put_runs: PutRuns) -> None:
     random = np.random.default_rng(43)
     ppl = {(row, seed): 9 + random.random() for row in ("base", "a_h1") for seed in (1, 2, 3)}
     bleu = {key: 20 + random.random() for key in ppl}
-    run = put(
+    run = put_runs(
         "scale=mini",
         rows=("base", "a_h1"),
         seeds=(1, 2, 3),
         ppl=lambda row, seed: ppl[row.experiment, seed],
         bleu=lambda row, seed: bleu[row.experiment, seed],
     )
-    (found,) = contents.gather(run).ladder.rungs
+    (found,) = contents.collect(run).ladder.rungs
     for metric, values in (("PPL", {key: math.log(value) for key, value in ppl.items()}), ("BLEU", bleu)):
         effect = found.effect(line(found, "a_h1"), metric)  # type: ignore[arg-type]
         own, base = ([values[row, seed] for seed in (1, 2, 3)] for row in ("a_h1", "base"))
@@ -107,8 +89,8 @@ def test_an_effect_is_the_difference_of_means_and_its_interval_is_welchs(put: Pu
         assert effect.value != pytest.approx(np.mean(base) - np.mean(own))  # control: the sign
 
 
-def test_one_seed_has_an_effect_and_no_interval(put: Put) -> None:
-    (found,) = contents.gather(put("scale=mini", rows=("base", "big"))).ladder.rungs
+def test_one_seed_has_an_effect_and_no_interval(put_runs: PutRuns) -> None:
+    (found,) = contents.collect(put_runs("scale=mini", rows=("base", "big"))).ladder.rungs
     effect = found.effect(line(found, "big"), "PPL")
     assert effect is not None
     assert effect.interval is None
@@ -116,9 +98,11 @@ def test_one_seed_has_an_effect_and_no_interval(put: Put) -> None:
     assert found.effect(found.table.base, "PPL") is None
 
 
-def test_the_compute_is_that_of_the_tokens_that_the_updates_held(put: Put) -> None:
-    run = put("scale=mini", "scale.width=0.1875", "scale.layers=0.5", "data.vocab_size=2000", rows=("base", "a_h1"))
-    (found,) = contents.gather(run).ladder.rungs
+def test_the_compute_is_that_of_the_tokens_that_the_updates_held(put_runs: PutRuns) -> None:
+    run = put_runs(
+        "scale=mini", "scale.width=0.1875", "scale.layers=0.5", "data.vocab_size=2000", rows=("base", "a_h1")
+    )
+    (found,) = contents.collect(run).ladder.rungs
     # By hand: N 3, d_model 96, d_ff 384, h 8, d_k = d_v = 12. Weights of an attention 4 x 96 x 96, of a feed-forward
     # 2 x 96 x 384, of keys and values for the decoder 2 x 96 x 96; attention itself 192 a token looked at, of which
     # there are 40, and 20 where it is masked; the vocabulary's 2000 x 96 for each target token; 6 FLOPs each
@@ -131,23 +115,23 @@ def test_the_compute_is_that_of_the_tokens_that_the_updates_held(put: Put) -> No
 
 
 @pytest.mark.parametrize("count", [None, "many", -1, 0, 10**400, 1.5])
-def test_a_run_without_a_sensible_count_of_tokens_has_no_compute(put: Put, count: Any) -> None:
-    run = put("scale=mini", rows=("base", "a_h1"))
+def test_a_run_without_a_sensible_count_of_tokens_has_no_compute(put_runs: PutRuns, count: Any) -> None:
+    run = put_runs("scale=mini", rows=("base", "a_h1"))
     path = folders.run_folder(compose.row("a_h1", run)) / "result.json"
     result = json.loads(path.read_text()) | {"source_tokens": count}
     path.write_text(json.dumps(result))
-    found = contents.gather(run)
+    found = contents.collect(run)
     (own,) = found.ladder.rungs
     effect = own.effect(line(own, "a_h1"), "PPL")
     assert effect is not None
     assert effect.compute is None
     assert own.compute(own.table.base) is not None  # control
-    with figure_files.style():
-        assert points(figures.ladder(found.ladder, found.table.lines, "PPL"), "a_h1") == []
 
 
-def test_the_vocabulary_and_the_lengths_are_those_of_the_corpus_that_is_here(put: Put, digits: list[str]) -> None:
-    run = put(*digits, "scale=mini", rows=("base",))
+def test_the_vocabulary_and_the_lengths_are_those_of_the_corpus_that_is_here(
+    put_runs: PutRuns, digits: list[str]
+) -> None:
+    run = put_runs(*digits, "scale=mini", rows=("base",))
     run = dataclasses.replace(run, prepared=compose.compose_row(*digits).prepared)
     dataset = prepare(run, lambda message: None)
     lengths = [
@@ -156,14 +140,14 @@ def test_the_vocabulary_and_the_lengths_are_those_of_the_corpus_that_is_here(put
             np.diff(side) for side in (dataset.pairs("train").source_offsets, dataset.pairs("train").target_offsets)
         )
     ]
-    text = contents.gather(run).ladder.rungs[0].text
-    assert (text.pieces, text.source_length, text.target_length) == pytest.approx((25, *lengths))
-    elsewhere = contents.gather(dataclasses.replace(run, prepared="nowhere")).ladder.rungs[0].text  # control
-    assert (elsewhere.pieces, elsewhere.source_length) == (25, flops.LENGTH)
+    text = contents.collect(run).ladder.rungs[0].text
+    assert (text.subwords, text.source_length, text.target_length) == pytest.approx((25, *lengths))
+    elsewhere = contents.collect(dataclasses.replace(run, prepared="nowhere")).ladder.rungs[0].text  # control
+    assert (elsewhere.subwords, elsewhere.source_length) == (25, flops.LENGTH)
 
 
 def test_the_papers_effect_stands_at_the_compute_of_its_own_training() -> None:
-    rows = contents.gather(compose.compose_row("output=nowhere", "prepared=nowhere")).table.lines
+    rows = contents.collect(compose.compose_row("output=nowhere", "prepared=nowhere")).table.lines
     base, big = rows[0], rows[-1]
     assert papers_effect(big, base, "PPL").value == pytest.approx(math.log(4.33 / 4.92))
     assert papers_effect(big, base, "BLEU").value == pytest.approx(0.6)
@@ -173,45 +157,15 @@ def test_the_papers_effect_stands_at_the_compute_of_its_own_training() -> None:
     assert papers_compute(big) / papers_compute(base) == pytest.approx(3 * 213 / 65, rel=0.25)
 
 
-def points(figure: Any, row: str) -> list[tuple[float, float]]:
-    (axes,) = [axes for axes in figure.axes if axes.get_title("left") == row]
-    dots = [bars.lines[0] for bars in axes.containers]
-    return [(float(dot.get_xdata()[0]), float(dot.get_ydata()[0])) for dot in dots]
-
-
-def test_the_figure_shows_every_rows_effects_and_the_papers(put: Put) -> None:
-    run = put(
-        "scale=mini", rows=("base", "a_h1", "big"), seeds=(1, 2), ppl=lambda row, seed: row.paper.ppl * 2 + seed / 9
-    )
-    put("scale=small", rows=("base", "a_h1"))
-    found = contents.gather(run)
-    with figure_files.style():
-        figure = figures.ladder(found.ladder, found.table.lines, "PPL")
-        figure_files.svg(figure)
-    assert [axes.get_title("left") for axes in figure.axes] == [*compose.ROWS[1:], "base trained at"]
-    for row in ("a_h1", "big", "c_n2"):
-        effects = [own.effect(line(own, row), "PPL") for own in found.ladder.rungs]
-        expected = [(effect.compute, effect.value) for effect in effects if effect]
-        assert points(figure, row) == expected
-        assert len(expected) == {"a_h1": 2, "big": 1, "c_n2": 0}[row]
-        (axes,) = [axes for axes in figure.axes if axes.get_title("left") == row]
-        (diamond,) = [drawn for drawn in axes.lines if drawn.get_marker() == "D"]
-        papers = papers_effect(line(found.ladder.rungs[0], row), found.table.base, "PPL")
-        assert (diamond.get_xdata()[0], diamond.get_ydata()[0]) == pytest.approx((papers.compute, papers.value))
-        assert axes.get_xscale() == "log"
-    assert figure.axes[0].get_ylim() == figure.axes[3].get_ylim()  # group (A)
-    assert figure.axes[0].get_ylim() != figure.axes[6].get_ylim()  # control: group (C)
-
-
-def test_the_page_names_every_scale_and_what_is_left_out_or_not_begun(put: Put) -> None:
-    run = put(
+def test_the_page_names_every_scale_and_what_is_left_out_or_not_begun(put_runs: PutRuns) -> None:
+    run = put_runs(
         "scale=mini", seeds=(1, 2), ppl=lambda row, seed: row.paper.ppl * (2 + seed / 1000), bleu=lambda row, seed: 20
     )
-    put("scale=smoke")
-    put("scale=paper", "data=wmt14_en_de", rows=("base", "a_h1"))
-    found = contents.gather(run)
+    put_runs("scale=smoke")
+    put_runs("scale=paper", "data=wmt14_en_de", rows=("base", "a_h1"))
+    found = contents.collect(run)
     with figure_files.style():
-        text = html_report.page(found, html_report.draw(found))
+        text = html_report.page(found, html_report.draw_figures(found))
     told = text.partition('id="scales"')[2].partition("</section>")[0]
     head = told.partition("</thead>")[0]
     assert head.index("mini, tiny") < head.index("paper, wmt14_en_de")
@@ -227,8 +181,8 @@ def test_the_page_names_every_scale_and_what_is_left_out_or_not_begun(put: Put) 
     assert "http" not in text.replace("http-equiv", "")
 
 
-def test_hostile_folders_and_names_are_inert(put: Put) -> None:
-    run = put("scale=mini", rows=("base",))
+def test_hostile_folders_and_names_are_inert(put_runs: PutRuns) -> None:
+    run = put_runs("scale=mini", rows=("base",))
     for name in ("tiny-evil", "tiny-copied"):
         folder = Path(run.output) / name / "base" / "seed1"
         folder.mkdir(parents=True)
@@ -238,7 +192,7 @@ def test_hostile_folders_and_names_are_inert(put: Put) -> None:
     (Path(run.output) / "tiny-copied" / "base" / "seed1" / "config.yaml").write_bytes(source.read_bytes())
     named = source.read_text().replace("name: mini", f"name: '{HOSTILE[:40]}'")
     (Path(run.output) / "tiny-evil" / "base" / "seed1" / "config.yaml").write_text(named)
-    found = contents.gather(run)
+    found = contents.collect(run)
     assert [other.name for other in found.ladder.rungs] == ["mini, tiny"]
     with figure_files.style():
-        assert "alert(1)" not in html_report.page(found, html_report.draw(found))
+        assert "alert(1)" not in html_report.page(found, html_report.draw_figures(found))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aiayn.bench.comparison import endless, synthetic_pairs
+from aiayn.bench.contestants import endless, synthetic_pairs
 from aiayn.bench.measurement import MEGA, Point, in_processes, measure
 from aiayn.bench.sheets import Sheet
 from aiayn.config import compose

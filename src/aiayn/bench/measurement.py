@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 
-from aiayn.bench.comparison import synthetic_pairs
+from aiayn.bench.contestants import synthetic_pairs
 from aiayn.config.schema import Config
 from aiayn.core import signals
 from aiayn.cost import flops

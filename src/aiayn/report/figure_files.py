@@ -13,6 +13,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 INK, INK_OF_PAGE = "#000000", "currentColor"  # what is black in a file has the colour of a page's text
+PAPER_COLOUR = "#b3541e"
+SUPTITLE: Any = {"fontsize": 10, "x": 0.01, "horizontalalignment": "left"}
 ROW = "row."  # begins the name of what a page can switch on and off
 
 _SETTINGS: dict[Any, Any] = {

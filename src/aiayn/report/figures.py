@@ -4,7 +4,7 @@ import colorsys
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,15 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.path import Path
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 from scipy import stats
 
 from aiayn.evaluation.metrics import bleu_of_counts
 from aiayn.paper.schedule import learning_rate
 from aiayn.report.curves import Curve
-from aiayn.report.figure_files import INK, ROW
+from aiayn.report.figure_files import INK, PAPER_COLOUR, ROW, SUPTITLE
 from aiayn.runs.records import look_up
-from aiayn.tables.ladder import Effect, Ladder, Rung, papers_compute, papers_effect
 from aiayn.tables.paper_claims import Counts, Metric, rank_correlation
 from aiayn.tables.table3 import DEFINITION, Line, Table
 from aiayn.tables.table3_columns import signed_text, value_text
@@ -39,13 +38,9 @@ NAMES = {
 }
 # (label of the axis, key of the result, field of the paper's figures, whether differences are of logarithms)
 _METRICS = (("PPL", "dev.ppl", "ppl", True), ("BLEU", "dev.bleu.paper", "bleu", False))
-_PAPER = "#b3541e"
-_SUPTITLE: Any = {"fontsize": 10, "x": 0.01, "horizontalalignment": "left"}
 _LENGTH_BUCKETS = 6
 _NARROW = (5.2, 3.8)  # inches: a phone shows it whole, and a desktop two side by side
 _TALL = (5.2, 4.6)
-_PAGE = (5.2, 10.2)
-_MARKERS = "osv^"  # of corpora
 
 
 def colours(table: Table) -> dict[str, str]:
@@ -89,12 +84,12 @@ def run(table: Table, runs: Runs, row: str) -> Figure:
         for (name, _seed), curves in runs.items():
             if name in ("base", row) and quantity in curves:
                 own = name == row
-                style = {"color": _PAPER, "zorder": 3} if own else {"color": "#888888", "linewidth": 0.8}
+                style = {"color": PAPER_COLOUR, "zorder": 3} if own else {"color": "#888888", "linewidth": 0.8}
                 axes.plot(curves[quantity].axes["steps"], curves[quantity].values, **style)
         axes.set_title(NAMES[quantity].split(" (")[0])
     below.set_xlabel(NAMES["steps"])
     _plain_logarithms(below)
-    figure.suptitle(f"{row}{'' if row == 'base' else ', base in grey'}: {conditions(table)}", **_SUPTITLE)
+    figure.suptitle(f"{row}{'' if row == 'base' else ', base in grey'}: {conditions(table)}", **SUPTITLE)
     return figure
 
 
@@ -110,7 +105,7 @@ def group(table: Table, letter: str) -> Figure:
         ours = {line.name: [float(look_up(result, key)) for result in line.finished] for line in table.lines}
         for place, line in enumerate(lines):
             paper = _effect(theirs[line.name], theirs["base"], logarithm) if relative else theirs[line.name]
-            axes.plot(place - 0.12, paper, "D", color=_PAPER, fillstyle="none", label="" if place else "paper")
+            axes.plot(place - 0.12, paper, "D", color=PAPER_COLOUR, fillstyle="none", label="" if place else "paper")
             zero = statistics.mean(ours["base"]) if ours["base"] else None
             if relative and zero is None:
                 continue
@@ -122,7 +117,7 @@ def group(table: Table, letter: str) -> Figure:
         axes.set_xticks(range(len(lines)), [_label(table, line) for line in lines], rotation=30, ha="right", fontsize=8)
         axes.set(title=name, ylabel=change)
     both[0].legend(loc="best")
-    figure.suptitle(f"Group {letter}: the paper and {conditions(table)}", **_SUPTITLE)
+    figure.suptitle(f"Group {letter}: the paper and {conditions(table)}", **SUPTITLE)
     return figure
 
 
@@ -147,86 +142,6 @@ def ranks(table: Table, metric: Metric) -> Figure:
     axes.margins(0.12)
     _name(axes, points)
     return figure
-
-
-def ladder(climbed: Ladder, rows: Sequence[Line], metric: Metric) -> Figure:
-    """One panel a row: its effect at every scale against the compute of its training, and the paper's at its own."""
-    base, *others = rows
-    figure = Figure(figsize=_PAGE)
-    panels = list(figure.subplots(math.ceil((len(others) + 1) / 2), 2, sharex=True).flat)
-    drawn = list(zip(others, panels, strict=False))
-    corpora = list(dict.fromkeys(rung.table.data for rung in climbed.rungs))
-    for line, axes in drawn:
-        papers = papers_effect(line, base, metric)
-        axes.axhline(0, color="#888888", linewidth=0.8)
-        axes.axhline(papers.value, color=_PAPER, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.plot(papers.compute, papers.value, "D", color=_PAPER, fillstyle="none", markersize=5)
-        found = [(rung.table.data, effect) for rung in climbed.rungs if (effect := _at(rung, line.name, metric))]
-        axes.plot([e.compute for _, e in found], [e.value for _, e in found], color="#888888", linewidth=0.8, zorder=1)
-        for data, effect in found:
-            marker = _MARKERS[corpora.index(data) % len(_MARKERS)]
-            style: dict[str, Any] = {"fmt": marker, "color": INK, "markersize": 3.5, "capsize": 2, "elinewidth": 0.9}
-            if effect.interval is None:
-                axes.errorbar(effect.compute, effect.value, fillstyle="none", **style)
-            else:
-                low, high = effect.interval
-                axes.errorbar(effect.compute, effect.value, [[effect.value - low], [high - effect.value]], **style)
-        axes.set_title(line.name, fontsize=8, pad=3)
-        axes.yaxis.set_major_locator(MaxNLocator(4))
-    _same_limits(drawn)
-    key, *empty = panels[len(others) :]
-    for axes in empty:
-        axes.set_axis_off()
-    _key(key, climbed, base, corpora)
-    for axes in panels:
-        axes.tick_params(labelsize=7)
-    _logarithmic_compute(panels[0])  # the others share its axis
-    quantity = "ln PPL minus base's (lower is better)" if metric == "PPL" else "BLEU minus base's (higher is better)"
-    figure.suptitle(f"{quantity} against the compute of training", **_SUPTITLE)
-    figure.supxlabel("FLOPs of training", fontsize=8)
-    return figure
-
-
-def _at(rung: Rung, row: str, metric: Metric) -> Effect | None:
-    line = next(line for line in rung.table.lines if line.name == row)
-    effect = rung.effect(line, metric)
-    return effect if effect and effect.compute else None
-
-
-def _same_limits(panels: Iterable[tuple[Line, Axes]]) -> None:
-    """Gives the rows of a group one scale, so that their effects can be compared by eye."""
-    for _, members in itertools.groupby(panels, lambda panel: panel[0].group):
-        group = [axes for _, axes in members]
-        low, high = (choose(axes.get_ylim()[end] for axes in group) for end, choose in ((0, min), (1, max)))
-        for axes in group:
-            axes.set_ylim(low, high)
-
-
-def _key(axes: Axes, climbed: Ladder, base: Line, corpora: Sequence[str]) -> None:
-    """In a panel of its own, which compute is which scale: base's, one below the other."""
-    entries = [
-        (rung.name, rung.compute(rung.table.base) or rung.planned, _MARKERS[corpora.index(rung.table.data)], INK)
-        for rung in climbed.rungs
-    ]
-    entries.append(("the paper", papers_compute(base), "D", _PAPER))
-    middle = math.sqrt(entries[0][1] * entries[-1][1])
-    for height, (name, compute, marker, colour) in enumerate(entries):
-        axes.plot(compute, -height, marker, color=colour, fillstyle="none" if marker == "D" else "full", markersize=4)
-        left = compute < middle
-        place: Any = {"xytext": (6 if left else -6, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
-        text = axes.annotate(name, (compute, -height), ha="left" if left else "right", **place)
-        text.set_in_layout(False)  # the panels keep their width, however long a name is
-    axes.set(ylim=(0.7 - len(entries), 0.6))
-    axes.set_yticks([])
-    axes.grid(visible=False)
-    axes.set_title("base trained at", fontsize=8, pad=3)
-
-
-def _logarithmic_compute(axes: Axes) -> None:
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(numticks=5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e")))
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure:
@@ -267,7 +182,7 @@ def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
 def schedule(table: Table) -> Figure:
     """The learning rate of base and big, Eq. 3 times the scale's factor."""
     figure, axes = _figure(*_NARROW)
-    for line, shade in ((table.base, INK), (table.lines[-1], _PAPER)):
+    for line, shade in ((table.base, INK), (table.lines[-1], PAPER_COLOUR)):
         model, training = line.trained.model, line.trained.training
         steps = np.unique(np.linspace(1, training.max_steps, 400).astype(int))
         rates = [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aiayn.paper.fast import cross_entropy as module
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
-from aiayn.paper.fast.process import KEPT
+from aiayn.paper.fast.process import LARGEST_REUSED
 from aiayn.paper.fast.products import STEP
 
 T, D, V = 263, 7, 31  # more tokens than one chunk of logits has rows, not a multiple of it
@@ -204,8 +204,8 @@ def test_on_a_cpu_no_piece_is_larger_than_memory_that_is_kept(
 ) -> None:
     rows, words = module._chunk(torch.empty(vocab_size, d_model, dtype=dtype, device="cpu"))
     assert rows % STEP == 0  # as oneDNN's products want them
-    assert rows * vocab_size * dtype.itemsize <= KEPT
-    assert min(words, vocab_size) * d_model * max(dtype.itemsize, 4) <= KEPT
+    assert rows * vocab_size * dtype.itemsize <= LARGEST_REUSED
+    assert min(words, vocab_size) * d_model * max(dtype.itemsize, 4) <= LARGEST_REUSED
 
 
 def test_a_gradient_summed_some_words_at_a_time_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

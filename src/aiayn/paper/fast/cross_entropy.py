@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiayn.paper.fast.process import KEPT
+from aiayn.paper.fast.process import LARGEST_REUSED
 from aiayn.paper.fast.products import STEP, product, transposed_product
 
 # T target tokens of all sentences, packed; D d_model; V vocabulary; R rows of logits that exist at a time
@@ -96,8 +96,8 @@ def _chunk(embedding: Tensor) -> tuple[int, int]:
     if embedding.numel() < 2**19:
         return 128, vocab_size  # all in its cache
     # No piece larger than what is kept, those in float32 included: to get new memory takes longer than to fill it
-    rows = KEPT // (embedding.itemsize * vocab_size)
-    return max(STEP, rows // STEP * STEP), max(1, KEPT // (max(embedding.itemsize, 4) * d_model))
+    rows = LARGEST_REUSED // (embedding.itemsize * vocab_size)
+    return max(STEP, rows // STEP * STEP), max(1, LARGEST_REUSED // (max(embedding.itemsize, 4) * d_model))
 
 
 def _of_logits(

@@ -6,7 +6,7 @@ import gc
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
-KEPT = 2**25 - 2**12
+LARGEST_REUSED = 2**25 - 2**12
 """Bytes of the largest tensor whose memory glibc keeps when it is freed: that of larger ones is new each time."""
 
 

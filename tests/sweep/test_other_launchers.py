@@ -350,7 +350,7 @@ def test_another_launcher_gets_what_is_unfinished_and_can_begin_and_every_run_it
 
     def launch(numbers: list[int]) -> list[int]:
         given.extend(numbers)
-        jobs.fail(folders.run_folder(four[2]), jobs.NON_FINITE, "not finite")
+        jobs.record_failure(folders.run_folder(four[2]), jobs.NON_FINITE, "not finite")
         storage.write_json(folders.run_folder(four[4]) / "result.json", result_of(four[4]))
         return [jobs.NON_FINITE, jobs.DONE]
 
@@ -366,19 +366,6 @@ def test_another_launcher_gets_what_is_unfinished_and_can_begin_and_every_run_it
     ]
     assert last == "2 of 4 runs failed; repeat the command to try them again"
     assert other_launchers.unfinished(four) == [1, 2]  # what the next command begins
-
-
-@pytest.mark.parametrize(
-    ("code", "ended", "said"),
-    [
-        (jobs.STORAGE, jobs.FAILED, " seed 1  failed  exit code 5; its own output says why"),
-        (jobs.INTERRUPTED, jobs.INTERRUPTED, " seed 1  missing  after 0 steps\nstopped; repeat the command"),
-    ],
-)
-def test_a_run_that_left_nothing_in_its_folder_is_named_with_its_code(code, ended, said, four, capsys) -> None:
-    storage.write_text(folders.run_folder(four[2]) / "config.yaml", compose.to_yaml(four[2]))
-    assert other_launchers.hand_over([four[2]], lambda numbers: [code]) == ended
-    assert said in capsys.readouterr().out
 
 
 def test_when_nothing_is_left_no_launcher_is_asked(four, capsys) -> None:

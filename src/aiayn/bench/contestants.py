@@ -1,0 +1,248 @@
+"""The contestants: training and search by ours and by each rival, on the same sentences, after their results agree."""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aiayn.bench import rivals
+from aiayn.bench.rivals import SENTENCES, Decode
+from aiayn.bench.sheets import OURS
+from aiayn.config.schema import Config
+from aiayn.data.encoded import Pairs
+from aiayn.data.sentencepiece_bpe import EOS
+from aiayn.data.update_plan import epoch_plan, gather, rows_of_part
+from aiayn.evaluation.evaluate import build
+from aiayn.evaluation.search import search
+from aiayn.paper.batch import Batch
+from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
+from aiayn.paper.fast.kernels import COMPILER
+from aiayn.paper.fast.model import compile_stacks, is_compiled
+from aiayn.paper.layers import DecoderLayer
+from aiayn.paper.transformer import Transformer
+
+COMPILED = ", compiled"
+OUTPUT_LENGTH = 25  # tokens; sources as long, EOS included, so that nobody pads
+
+
+@dataclass
+class Contestant:
+    """One line of the table: what a round runs, and what its rounds took."""
+
+    name: str
+    precision: str
+    run: Callable[[int], None]  # the round's number
+    checks: dict[str, float]
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    warm_up_seconds: float = 0.0  # before the first round that counts, whatever it compiles included
+
+
+@contextmanager
+def computing(precision: str, device: str, *, training: bool) -> Iterator[None]:
+    """Matrix products in float32, cut short inside if `medium`, or in bf16 by autocast (`bf16`)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium" if precision == "medium" else "highest")
+    try:
+        # Weights that were rounded once would be those of all updates of a round
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16", cache_enabled=not training):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def synthetic_pairs(config: Config, count: int) -> Pairs:
+    """Random tokens in sentences of log-normal length; a target is about as long as its source."""
+    random = np.random.default_rng(config.seed)
+    spread = 0.6
+    mean = np.log(config.bench.mean_length) - spread**2 / 2
+    longest = config.data.max_length
+    source = np.clip(np.rint(random.lognormal(mean, spread, count)), 2, longest).astype(np.int64)
+    target = np.clip(np.rint(source * random.lognormal(0, 0.2, count)), 2, longest).astype(np.int64)
+    parts = []
+    for lengths in (source, target):
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        ids = random.integers(EOS + 1, config.data.vocab_size, offsets[-1])
+        ids[offsets[1:] - 1] = EOS
+        parts += [ids, offsets]
+    return Pairs(*parts)
+
+
+def random_updates(config: Config, device: str) -> tuple[Pairs, list[Batch]]:
+    """Random pairs, and the updates of all rounds, the one that warms up included."""
+    count = (config.bench.rounds + 1) * config.bench.updates
+    needed = count * config.training.tokens_per_update / config.bench.mean_length
+    pairs = synthetic_pairs(config, int(2 * needed) + 100)
+    lengths = pairs.source_lengths, pairs.target_lengths
+    plan = epoch_plan(*lengths, config.training.tokens_per_update, config.seed, epoch=0)
+    batches = [gather(pairs, sentences).to(device) for sentences in islice(plan, count)]
+    assert len(batches) == count
+    return pairs, batches
+
+
+def trainers(config: Config, precisions: list[str], device: str, *, ours: bool) -> list[Contestant]:
+    smoothing = config.training.label_smoothing
+    _, batches = random_updates(config, device)
+
+    def our_loss(module: nn.Module, number: int) -> Tensor:
+        assert isinstance(module, Transformer)
+        batch = batches[number]
+        hidden = module.hidden(batch, (config.seed, number))
+        weight, fused = module.embedding.weight, is_compiled(module)
+        return label_smoothed_cross_entropy(hidden, weight, batch.target, smoothing, fused=fused)[0]
+
+    rectangles = [] if ours else [rivals.padded(batch) for batch in batches]
+
+    def their_loss(module: nn.Module, number: int) -> Tensor:
+        batch = rectangles[number]
+        hidden = module.hidden(batch)  # type: ignore[operator]
+        return rivals.smoothed_loss(hidden, module.embedding.weight, batch, smoothing)  # type: ignore[union-attr, arg-type]
+
+    model = build(config, config.data.vocab_size).to(device).eval()
+    reference = _loss_and_gradients(model, our_loss, batches[0], "fp32", device)
+    contestants = []
+    for precision in precisions:
+        for name, module in (_ours(model, device) if ours else _theirs(model, device)).items():
+            module = copy.deepcopy(module).to(device).eval()
+            if name.endswith(COMPILED):
+                compile_parts(module, config.training.tokens_per_update)
+            loss = our_loss if ours else their_loss
+            began = time.perf_counter()
+            found = _loss_and_gradients(module, loss, batches[0], precision, device)
+            taken = time.perf_counter() - began
+            run = _trainer(module.train(), loss, batches, precision, device, config)
+            checks = _compare(reference, found, name.removesuffix(COMPILED))
+            contestants.append(Contestant(name, precision, run, checks, warm_up_seconds=taken))
+    return contestants
+
+
+def searchers(config: Config, precisions: list[str], device: str, beam_size: int, *, ours: bool) -> list[Contestant]:
+    random = np.random.default_rng(config.seed)
+    shape = (config.bench.rounds + 1, config.bench.updates * SENTENCES, OUTPUT_LENGTH - 1)
+    sources = random.integers(EOS + 1, config.data.vocab_size, shape)
+    model = endless(build(config, config.data.vocab_size)).to(device).eval()
+    contestants = []
+    first = sources[0, :SENTENCES].tolist()
+    expected = _our_decode(model, config, "fp32")(first, beam_size)
+    for precision in precisions:
+        if ours:
+            # CTranslate2 has 8 bits, and so has a model of ours by `aiayn export`
+            found = {} if precision == "int8" else {OURS: _our_decode(model, config, precision)}
+            if device == "cpu" and precision == "fp32" and COMPILER:
+                found[f"{OURS}{COMPILED}"] = _our_decode(model, config, precision, compiled=True)
+        else:
+            found = rivals.decoders(model, config.hardware.threads, OUTPUT_LENGTH, precision)
+        for name, decode in found.items():
+
+            def run(number: int, decode: Decode = decode, precision: str = precision) -> None:
+                with computing(precision, device, training=False):
+                    decode(sources[number].tolist(), beam_size)
+
+            with computing(precision, device, training=False):
+                outputs = decode(first, beam_size)
+            assert {len(ids) for ids in outputs} == {OUTPUT_LENGTH}, f"{name}: not the same work"
+            same = sum(one == other for one, other in zip(outputs, expected, strict=True)) / len(expected)
+            contestants.append(Contestant(name, precision, run, {"equal_outputs": same}))
+    return contestants
+
+
+def compile_parts(module: nn.Module, tokens: int) -> None:
+    """Compiles ours as training does, for so many; puts compiled versions in place of a rival's encoder and decoder."""
+    torch.compiler.reset()  # or what it keeps of other models would count against this one
+    if isinstance(module, Transformer):
+        return compile_stacks(module, rows_of_part(tokens, tokens, 1))
+    for part in ("encode", "decode"):
+        setattr(module, part, torch.compile(getattr(module, part), dynamic=True))
+
+
+def endless(model: Transformer) -> Transformer:
+    """The model, changed so that EOS is never likely: every output is as long as it may be, whoever searches."""
+    last = model.decoder[-1]
+    assert isinstance(last, DecoderLayer)
+    direction = F.normalize(torch.randn(model.d_model), dim=0)
+    with torch.no_grad():
+        last.after_feed_forward.norm.bias.add_(4 * direction)
+        model.embedding.weight[EOS] = -4 * direction
+    return model
+
+
+def _ours(model: Transformer, device: str) -> dict[str, nn.Module]:
+    """Our ways to train the model, compiled where a compiler pays."""
+    return dict.fromkeys([OURS, *([f"{OURS}{COMPILED}"] if device == "cuda" else [])], model)
+
+
+def _theirs(model: Transformer, device: str) -> dict[str, nn.Module]:
+    found = rivals.trainable(model)
+    return {**found, **({f"torch.nn{COMPILED}": found["torch.nn"]} if device == "cuda" else {})}
+
+
+def _trainer(
+    module: nn.Module,
+    loss_of: Callable[[nn.Module, int], Tensor],
+    batches: list[Batch],
+    precision: str,
+    device: str,
+    config: Config,
+) -> Callable[[int], None]:
+    updates = config.bench.updates
+    betas = (config.training.adam_beta1, config.training.adam_beta2)
+    adam = torch.optim.Adam(module.parameters(), lr=1e-4, betas=betas, eps=config.training.adam_epsilon, fused=True)
+
+    def run(round_number: int) -> None:
+        with computing(precision, device, training=True):
+            for number in range(round_number * updates, (round_number + 1) * updates):
+                adam.zero_grad()
+                (loss_of(module, number) / len(batches[number].target)).backward()  # type: ignore[no-untyped-call]
+                adam.step()
+
+    return run
+
+
+def _loss_and_gradients(
+    module: nn.Module, loss_of: Callable[[nn.Module, int], Tensor], batch: Batch, precision: str, device: str
+) -> tuple[float, nn.Module]:
+    """The loss of a token of the first batch, and the module with gradients in the place of its weights."""
+    module.zero_grad()
+    with computing(precision, device, training=True):
+        loss = loss_of(module, 0) / len(batch.target)
+        loss.backward()  # type: ignore[no-untyped-call]
+    gradients = copy.deepcopy(module)
+    for there, parameter in zip(gradients.parameters(), module.parameters(), strict=True):
+        there.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+    module.zero_grad()
+    return loss.item(), gradients
+
+
+def _compare(ours: tuple[float, nn.Module], theirs: tuple[float, nn.Module], name: str) -> dict[str, float]:
+    """How far a loss and its gradients are from ours, relative to ours."""
+    (loss, model), (other_loss, other) = ours, theirs
+    assert isinstance(model, Transformer)
+    expected = model.state_dict() if name.startswith(OURS) else rivals.gradients_of(model, name)
+    found = other.state_dict()
+    squares = sum(float((found[key].float() - value).square().sum()) for key, value in expected.items())
+    norm = sum(float(value.square().sum()) for value in expected.values())
+    return {"loss": abs(other_loss - loss) / loss, "gradients": (squares / norm) ** 0.5}
+
+
+def _our_decode(model: Transformer, config: Config, precision: str, *, compiled: bool = False) -> Decode:
+    def decode(sentences: Any, beam_size: int) -> list[list[int]]:
+        how = dataclasses.replace(
+            config.decoding,
+            beam_size=beam_size,
+            precision="full" if precision == "fp32" else precision,
+            compile=compiled,
+            max_extra=0,
+        )
+        hardware = dataclasses.replace(config.hardware, tokens_per_search=SENTENCES * OUTPUT_LENGTH)
+        sources = [np.array(sentence) for sentence in sentences]
+        return [hypothesis.ids for hypothesis in search(model, sources, how, hardware)]
+
+    return decode
