@@ -334,6 +334,7 @@ def test_the_first_lines_reach_a_reader_that_wants_no_more(tmp_path):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_training_whose_reader_leaves_ends_without_a_word_and_goes_on_later(toy, tmp_path, aiayn):
     words = ["train", *toy, "training.max_steps=7"]
     command = shlex.join([sys.executable, "-m", "aiayn", *words])

@@ -249,10 +249,10 @@ def test_no_process_outlives_a_preparation_that_is_killed(tmp_path, stage):
     ("words", "stage", "number"),
     [
         (["prepare"], "learning", signal.SIGINT),
-        (["prepare"], "train: ", signal.SIGTERM),
-        (["train", "-m", "seed=1,2"], "learning", signal.SIGTERM),
+        pytest.param(["prepare"], "train: ", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(["train", "-m", "seed=1,2"], "learning", signal.SIGTERM, marks=pytest.mark.slow),
         (["train", "-m", "seed=1,2"], "train: ", signal.SIGINT),
-        (["train"], "learning", signal.SIGINT),
+        pytest.param(["train"], "learning", signal.SIGINT, marks=pytest.mark.slow),
         (["train"], "train: ", signal.SIGTERM),
     ],
 )

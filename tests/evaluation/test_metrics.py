@@ -200,6 +200,7 @@ def test_counts_that_differ_or_are_zero_are_refused_with_both(hypotheses: int, r
         bleu(HYPOTHESES[:hypotheses], REFERENCES[:references], "de")
 
 
+@pytest.mark.slow
 def test_what_scores_without_a_model_on_the_embedded_dev_set() -> None:
     train, dev = (list(read_pairs(parallel_text.EMBEDDED[split], None)) for split in ("train", "dev"))
     sources, references = zip(*dev, strict=True)

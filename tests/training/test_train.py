@@ -59,6 +59,7 @@ def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path):
     assert last["dev/ppl"] == pytest.approx(result["dev"]["ppl"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_middle_and_the_same_command_again_give_the_same_run(toy, tmp_path, aiayn):
     arguments = ["train", *toy, "training.max_steps=60"]
     folder = folders.run_folder(compose.compose_row(*arguments[1:]))
