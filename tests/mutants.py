@@ -268,7 +268,7 @@ MUTANTS = (
     Mutant(
         "the interval of an equality is that of 95 %",
         "src/aiayn/tables/paper_claims.py",
-        "ERROR_RATE / (1 if hypothesis.equal else 2)",
+        "ERROR_RATE / (1 if claim.equal else 2)",
         "ERROR_RATE / 2",
         "tests/tables/test_paper_claims.py::test_the_interval_over_sentences_is_of_95_percent_and_for_equality_of_90",
     ),

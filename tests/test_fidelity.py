@@ -201,5 +201,5 @@ def test_the_released_code_has_twenty_rows_and_a_table_of_its_own(result_of, tmp
     made = {of.fidelity.name: table3.table(of, runs) for of in (run, paper)}
     assert [line.name for line in made["released_code"].lines if line.finished] == list(schema.ROWS[:3])
     assert not any(line.finished for line in made["paper"].lines)  # control
-    assert contents.gather(run).table.data == "tiny.released_code"
+    assert contents.collect(run).table.data == "tiny.released_code"
     assert table3.table(compose.compose_row("fidelity=released_code", "scale=paper", "data=wmt14_en_de"), []).comparable

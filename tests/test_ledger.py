@@ -88,7 +88,7 @@ class Ledger(RuleBasedStateMachine):
             storage.write_json(folder / "result.json", made_up(run))
             self.written[run.seed] = (folder / "result.json").read_bytes()
         elif outcome == "failed":
-            code = jobs.fail(folder, jobs.NON_FINITE, "the loss is NaN")
+            code = jobs.record_failure(folder, jobs.NON_FINITE, "the loss is NaN")
         else:
             code = jobs.INTERRUPTED if outcome == "interrupted" else -9
         # A crash of the sweep leaves a killed run without a word: its worker died with it

@@ -103,7 +103,7 @@ def commands(run: compose.Config, folder: Any, monkeypatch: pytest.MonkeyPatch) 
         "prepare": ("prepare: learning 25 pieces", lambda: prepare.main(fresh)),
         "evaluate": ("decoding dev", lambda: table2.main(run)),
         "translate": ("translating", translated),
-        "report": ("reading curves", lambda: contents.gather(run)),
+        "report": ("reading curves", lambda: contents.collect(run)),
     }
 
 

@@ -23,7 +23,7 @@ MINUTES = {"base": 20, "b_dk16": 18, "c_n2": 11, "c_n8": 25, "c_dmodel256": 9, "
 
 
 def planned(*overrides: str) -> list[estimate.Estimate]:
-    return [estimate.estimate(run, estimate.Corpus()) for run in plan.rows(compose.compose_row(*overrides))]
+    return [estimate.estimate(run, estimate.CorpusStatistics()) for run in plan.rows(compose.compose_row(*overrides))]
 
 
 def test_the_rows_take_what_the_table_of_the_work_says() -> None:
@@ -68,7 +68,7 @@ def saved(dropout: float, source: int, target: int) -> tuple[float, float]:
         loss, _ = label_smoothed_cross_entropy(model.hidden(batch, (1, 2)), model.embedding.weight, ids[1], 0.1)
     alive = sum(kept.values()) - 8 * model.embedding.weight.numel()  # its gradient, which grows with no token
     del loss
-    return alive, estimate.saved_bytes(sizes, 8, 8, 8, estimate.Corpus(source, target)) * 64 * target
+    return alive, estimate.saved_bytes(sizes, 8, 8, 8, estimate.CorpusStatistics(source, target)) * 64 * target
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -80,7 +80,7 @@ def test_what_is_kept_for_the_backward_pass_is_what_torch_keeps(dropout: float) 
 
 def test_a_prepared_corpus_gives_its_lengths_vocabulary_and_tokens(finished) -> None:
     run = compose.compose_row(*finished)
-    corpus = estimate.corpus_of(run)
+    corpus = estimate.corpus_statistics(run)
     folder = compose.Path(run.prepared) / run.data.name
     pairs = estimate.Dataset.open(folder).pairs("train")
     lengths = [int(length) for length in pairs.target_lengths]
@@ -92,13 +92,13 @@ def test_a_prepared_corpus_gives_its_lengths_vocabulary_and_tokens(finished) -> 
 
 def test_a_corpus_still_to_be_downloaded_is_planned_with_its_archives(tmp_path) -> None:
     words = ("data=wmt14_en_de", f"prepared={tmp_path}/prepared")
-    corpus = estimate.corpus_of(compose.compose_row(*words))
+    corpus = estimate.corpus_statistics(compose.compose_row(*words))
     assert corpus.to_write == 1_695_017_123 + 4_500_000 * 150
     assert "1.7 GB to download" in corpus.found
     assert not corpus.complete
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(compose.ConfigError, match=r"data\.source=nowhere: holds no training-parallel-europarl-v7\.tgz"):
-        estimate.corpus_of(compose.compose_row(*words, "data.source=nowhere"))
+        estimate.corpus_statistics(compose.compose_row(*words, "data.source=nowhere"))
 
 
 def test_the_disk_estimate_is_what_a_run_leaves(finished) -> None:

@@ -22,7 +22,7 @@ def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
 def test_memory_grows_with_the_micro_batch_and_a_row_that_does_not_fit_is_refused(capsys) -> None:
     small, large = (
         estimate.estimate(
-            compose.compose_row(*ON_A_GPU, f"hardware.tokens_per_micro_batch={tokens}"), estimate.Corpus()
+            compose.compose_row(*ON_A_GPU, f"hardware.tokens_per_micro_batch={tokens}"), estimate.CorpusStatistics()
         )
         for tokens in (1_000, 25_000)
     )
@@ -147,7 +147,7 @@ def test_a_folder_of_another_run_and_a_full_disk_are_refused_before_anything_run
 
 def test_each_disk_is_asked_for_its_own_share_and_one_that_holds_both_for_the_sum(toy_run, monkeypatch) -> None:
     run = dataclasses.replace(toy_run, output="runs", prepared="corpora")
-    planned, corpus = [estimate.estimate(run, estimate.Corpus())], estimate.Corpus(to_write=7e9)
+    planned, corpus = [estimate.estimate(run, estimate.CorpusStatistics())], estimate.CorpusStatistics(to_write=7e9)
     free = {"runs": 5 * 10**9, "corpora": 6 * 10**9}
     monkeypatch.setattr(plan, "free_bytes", lambda folder: free[str(folder)])
     monkeypatch.setattr(plan, "disk_of", str)

@@ -34,7 +34,7 @@ def test_only_translations_of_this_corpus_and_as_many_as_its_sentences_are_count
     put(run, "base", here, 41, result_of)
     put(run, "a_h1", "another", 41, result_of)
     put(run, "a_h4", here, 40, result_of)
-    found = contents.gather(run)
+    found = contents.collect(run)
     assert set(found.counts) == {("base", 1)}
     # Most are on the text that is here: the one on other text is in no figure, and named
     assert set(found.runs) == {("base", 1), ("a_h4", 1)}
@@ -45,20 +45,20 @@ def test_only_translations_of_this_corpus_and_as_many_as_its_sentences_are_count
 
 def test_without_the_corpus_it_is_said_what_is_missing(run, result_of, tmp_path) -> None:
     put(run, "base", "x", 41, result_of)
-    found = contents.gather(dataclasses.replace(run, prepared=str(tmp_path / "nowhere")))
+    found = contents.collect(dataclasses.replace(run, prepared=str(tmp_path / "nowhere")))
     assert found.counts == {}
     assert "holds no prepared data" in found.missing
     prepare(run, lambda message: None)
-    assert "no finished run has translations of the corpus" in contents.gather(run).missing
+    assert "no finished run has translations of the corpus" in contents.collect(run).missing
 
 
 def test_learned_positions_are_those_of_the_newest_intact_checkpoint(run, result_of) -> None:
     folder = put(run, "e_learned_positions", "x", 1, result_of) / "checkpoints"
-    assert contents.gather(run).learned == {}
+    assert contents.collect(run).learned == {}
     weights = {f"transformer.{side}_positions.weight": torch.rand(67, 5) for side in ("source", "target")}
     checkpoint.save({"state_dict": weights}, checkpoint.path_of(folder, 3))
-    found = contents.gather(run).learned
+    found = contents.collect(run).learned
     assert list(found) == ["Learned, source side", "Learned, target side"]
     assert (found["Learned, source side"] == weights["transformer.source_positions.weight"].numpy()[:64]).all()
     checkpoint.path_of(folder, 3).write_bytes(b"torn")
-    assert contents.gather(run).learned == {}  # control
+    assert contents.collect(run).learned == {}  # control

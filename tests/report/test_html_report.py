@@ -178,9 +178,9 @@ def test_a_sweep_of_single_seeds_has_a_page_without_colours(digits: list[str], r
         for name in ("result.json", "metrics.jsonl"):
             content = (report.parents[1] / row / "seed1" / name).read_bytes()
             storage.write_bytes(folders.sweep_folder(run) / row / "seed1" / name, content)
-    found = contents.gather(run)
+    found = contents.collect(run)
     with figure_files.style():
-        text = html_report.page(found, html_report.draw(found))
+        text = html_report.page(found, html_report.draw_figures(found))
     assert "2 of 20 rows finished" in text
     assert "No cell is coloured" in text
     assert "not enough rows (2 finished, at least 10 needed)" in text

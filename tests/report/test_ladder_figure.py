@@ -25,7 +25,7 @@ def test_the_figure_shows_every_rows_effects_and_the_papers(put_runs: PutRuns) -
         "scale=mini", rows=("base", "a_h1", "big"), seeds=(1, 2), ppl=lambda row, seed: row.paper.ppl * 2 + seed / 9
     )
     put_runs("scale=small", rows=("base", "a_h1"))
-    found = contents.gather(run)
+    found = contents.collect(run)
     with figure_files.style():
         figure = ladder_figure.ladder(found.ladder, found.table.lines, "PPL")
         figure_files.svg(figure)
@@ -49,7 +49,7 @@ def test_a_row_without_compute_has_no_point(put_runs: PutRuns) -> None:
     run = put_runs("scale=mini", rows=("base", "a_h1", "big"))
     path = folders.run_folder(compose.row("a_h1", run)) / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"source_tokens": None}))
-    found = contents.gather(run)
+    found = contents.collect(run)
     with figure_files.style():
         figure = ladder_figure.ladder(found.ladder, found.table.lines, "PPL")
     assert points(figure, "a_h1") == []

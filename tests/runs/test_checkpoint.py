@@ -24,8 +24,8 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from aiayn.config import compose, folders
 from aiayn.core import storage
-from aiayn.runs import checkpoint
 from aiayn.core.storage import StorageError
+from aiayn.runs import checkpoint
 
 
 def save(folder, step, value=None):

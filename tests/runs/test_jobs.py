@@ -137,7 +137,7 @@ def test_each_device_has_a_process_that_knows_its_rank_and_where_to_meet(toy_run
 @pytest.mark.usefixtures("echo")
 def test_a_start_leaves_the_config_appends_to_the_log_and_forgets_the_last_failure(toy_run):
     folder = folders.run_folder(toy_run)
-    jobs.fail(folder, 3, "before")
+    jobs.record_failure(folder, 3, "before")
     for _ in range(2):
         jobs.start(toy_run, folder / "worker.log", ExitStack(), {}).ranks[0].wait()
     assert not (folder / "failure.json").exists()
@@ -176,7 +176,7 @@ def test_a_worker_that_ended_without_a_word_leaves_a_failure_with_its_exit_code(
 
 
 def test_the_workers_own_word_counts_more_than_its_exit_code(toy_run, tmp_path):
-    jobs.fail(tmp_path, jobs.NON_FINITE, "the loss\nis NaN")
+    jobs.record_failure(tmp_path, jobs.NON_FINITE, "the loss\nis NaN")
     assert jobs.close(worker(toy_run, tmp_path, "sys.exit(1)")) == jobs.NON_FINITE
     assert jobs.failure(tmp_path)["cause"] == "the loss is NaN"
 
@@ -207,7 +207,7 @@ def test_when_a_rank_is_killed_the_others_end_too_and_the_first_death_is_the_cau
 
 
 def test_a_rank_that_only_lost_its_peer_does_not_outweigh_its_death(toy_run, tmp_path):
-    jobs.fail(tmp_path, jobs.FAILED, "connection closed by peer")
+    jobs.record_failure(tmp_path, jobs.FAILED, "connection closed by peer")
     job = worker(toy_run, tmp_path, "sys.exit(1)", "os.kill(os.getpid(), signal.SIGSEGV)")
     for rank in job.ranks:  # both before this process looks
         rank.wait()
@@ -217,7 +217,7 @@ def test_a_rank_that_only_lost_its_peer_does_not_outweigh_its_death(toy_run, tmp
 
 def test_the_word_of_the_rank_that_failed_stands(toy_run, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.3)
-    jobs.fail(tmp_path, jobs.NON_FINITE, "the loss is NaN")
+    jobs.record_failure(tmp_path, jobs.NON_FINITE, "the loss is NaN")
     assert until_ended(worker(toy_run, tmp_path, "sys.exit(3)", HANGS)) == jobs.NON_FINITE
     assert jobs.failure(tmp_path)["cause"] == "the loss is NaN"
 
@@ -266,7 +266,7 @@ def test_a_signal_is_handed_on_once_to_every_rank(toy_run, tmp_path):
 
 def test_a_disk_that_takes_no_last_word_still_gets_the_code_and_the_cause_to_the_terminal(tmp_path, capsys):
     (tmp_path / "failure.json").mkdir()  # as unwritable for root as for anyone
-    assert jobs.fail(tmp_path, jobs.STORAGE, "no space") == jobs.STORAGE
+    assert jobs.record_failure(tmp_path, jobs.STORAGE, "no space") == jobs.STORAGE
     assert "aiayn: no space; cannot write" in capsys.readouterr().err
 
 
@@ -311,7 +311,7 @@ def test_a_run_waits_for_its_gpu_and_can_be_stopped_while_it_does(toy_run, monke
 
 def test_a_folder_that_another_command_has_is_refused_naming_it_and_left_alone(toy_run):
     folder = folders.run_folder(toy_run)
-    jobs.fail(folder, 3, "before")
+    jobs.record_failure(folder, 3, "before")
     with jobs.claim(toy_run), pytest.raises(storage.InUse, match=f"in use by process {os.getpid()} on "):
         jobs.run_here(toy_run)
     assert jobs.failure(folder)["cause"] == "before"

@@ -1,34 +1,22 @@
 """Every run folder is understood, whatever lies in it."""
 
-import copy
-import dataclasses
 import json
 import unicodedata
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from run_results import damaged, put, result
 
-from aiayn.config import compose, folders, schema
 from aiayn.core import storage
 from aiayn.runs import records
-from aiayn.tables import table3
 from aiayn.runs.records import read_runs
-from aiayn.tables.table3 import table
-from run_results import RUN, damaged, put, result
-
-
-
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "tiny-mini"
-
-
 
 
 def test_a_finished_run_is_read_back_whole(sweep: Path) -> None:
@@ -90,8 +78,6 @@ def test_a_result_torn_anywhere_is_reported_as_failed(sweep: Path) -> None:
         assert "result.json" in run.cause
     path.write_bytes(whole)
     assert read_runs(sweep)[0].status == "finished"
-
-
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def started(monkeypatch):
         storage.write_text(log, "")
         workers.append(Worker(codes.get(run.seed, jobs.DONE)))
         if codes.get(run.seed, jobs.DONE) == jobs.NON_FINITE:
-            jobs.fail(folder, jobs.NON_FINITE, "the loss is NaN")
+            jobs.record_failure(folder, jobs.NON_FINITE, "the loss is NaN")
         return jobs.Job(run, folder, [workers[-1]], held)
 
     monkeypatch.setattr(jobs, "start", start)

@@ -350,7 +350,7 @@ def test_another_launcher_gets_what_is_unfinished_and_can_begin_and_every_run_it
 
     def launch(numbers: list[int]) -> list[int]:
         given.extend(numbers)
-        jobs.fail(folders.run_folder(four[2]), jobs.NON_FINITE, "not finite")
+        jobs.record_failure(folders.run_folder(four[2]), jobs.NON_FINITE, "not finite")
         storage.write_json(folders.run_folder(four[4]) / "result.json", result_of(four[4]))
         return [jobs.NON_FINITE, jobs.DONE]
 

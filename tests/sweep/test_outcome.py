@@ -29,7 +29,7 @@ def test_a_failure_is_named_with_its_cause_and_its_log_and_a_result_with_its_fig
 ) -> None:
     folder = folders.run_folder(toy_run)
     storage.write_text(folder / "worker.log", "Traceback")
-    jobs.fail(folder, jobs.NON_FINITE, "the loss is NaN")
+    jobs.record_failure(folder, jobs.NON_FINITE, "the loss is NaN")
     line = line_of(toy_run, jobs.NON_FINITE)
     assert f" seed 1  failed  the loss is NaN (exit code 3)  (log: {folder / 'worker.log'})" in line
     storage.write_json(folder / "result.json", result_of(toy_run))

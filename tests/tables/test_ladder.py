@@ -38,12 +38,12 @@ def test_every_finished_scale_is_a_rung_in_the_order_of_compute(put_runs: PutRun
         "scale=mini", "data=tiny", "data.name=other"
     )  # control: another corpus under other conditions than the paper's
     run = put_runs("scale=mini")
-    assert [found.name for found in contents.gather(run).ladder.rungs] == [
+    assert [found.name for found in contents.collect(run).ladder.rungs] == [
         "mini, tiny",
         "small, tiny",
         "paper, wmt14_en_de",
     ]
-    of_paper = contents.gather(compose.compose_row("scale=paper", "data=wmt14_en_de", f"output={run.output}"))
+    of_paper = contents.collect(compose.compose_row("scale=paper", "data=wmt14_en_de", f"output={run.output}"))
     assert [found.name for found in of_paper.ladder.rungs] == ["paper, wmt14_en_de"]
 
 
@@ -51,7 +51,7 @@ def test_a_scale_of_few_updates_is_left_out_whatever_its_name(put_runs: PutRuns)
     run = put_runs("scale=mini")
     put_runs("scale=mini", "scale.name=short", "scale.steps=0.00099")
     put_runs("scale=mini", "scale.name=smoke2", "scale.steps=0.001")  # control: a hundred are enough
-    found = contents.gather(run).ladder
+    found = contents.collect(run).ladder
     assert [other.name for other in found.left_out] == ["short, tiny"]
     assert {other.table.scale.name for other in found.rungs} == {"mini", "smoke2"}
 
@@ -60,10 +60,10 @@ def test_a_half_done_scale_is_a_rung_without_figures(put_runs: PutRuns) -> None:
     run = put_runs("scale=mini", rows=("base", "a_h1", "big"))
     half = put_runs("scale=small", rows=("a_h4",))
     (folders.run_folder(compose.row("a_h4", half)) / "result.json").unlink()
-    found = rung(contents.gather(run).ladder, "small, tiny")
+    found = rung(contents.collect(run).ladder, "small, tiny")
     assert all(found.effect(own, "PPL") is None for own in found.table.lines)
     assert {finding.verdict for finding in found.findings} == {"undecided"}
-    mini = rung(contents.gather(run).ladder, "mini, tiny")
+    mini = rung(contents.collect(run).ladder, "mini, tiny")
     assert [own.name for own in mini.table.lines if mini.effect(own, "BLEU")] == ["a_h1", "big"]
 
 
@@ -78,7 +78,7 @@ def test_an_effect_is_the_difference_of_means_and_its_interval_is_welchs(put_run
         ppl=lambda row, seed: ppl[row.experiment, seed],
         bleu=lambda row, seed: bleu[row.experiment, seed],
     )
-    (found,) = contents.gather(run).ladder.rungs
+    (found,) = contents.collect(run).ladder.rungs
     for metric, values in (("PPL", {key: math.log(value) for key, value in ppl.items()}), ("BLEU", bleu)):
         effect = found.effect(line(found, "a_h1"), metric)  # type: ignore[arg-type]
         own, base = ([values[row, seed] for seed in (1, 2, 3)] for row in ("a_h1", "base"))
@@ -90,7 +90,7 @@ def test_an_effect_is_the_difference_of_means_and_its_interval_is_welchs(put_run
 
 
 def test_one_seed_has_an_effect_and_no_interval(put_runs: PutRuns) -> None:
-    (found,) = contents.gather(put_runs("scale=mini", rows=("base", "big"))).ladder.rungs
+    (found,) = contents.collect(put_runs("scale=mini", rows=("base", "big"))).ladder.rungs
     effect = found.effect(line(found, "big"), "PPL")
     assert effect is not None
     assert effect.interval is None
@@ -102,7 +102,7 @@ def test_the_compute_is_that_of_the_tokens_that_the_updates_held(put_runs: PutRu
     run = put_runs(
         "scale=mini", "scale.width=0.1875", "scale.layers=0.5", "data.vocab_size=2000", rows=("base", "a_h1")
     )
-    (found,) = contents.gather(run).ladder.rungs
+    (found,) = contents.collect(run).ladder.rungs
     # By hand: N 3, d_model 96, d_ff 384, h 8, d_k = d_v = 12. Weights of an attention 4 x 96 x 96, of a feed-forward
     # 2 x 96 x 384, of keys and values for the decoder 2 x 96 x 96; attention itself 192 a token looked at, of which
     # there are 40, and 20 where it is masked; the vocabulary's 2000 x 96 for each target token; 6 FLOPs each
@@ -120,7 +120,7 @@ def test_a_run_without_a_sensible_count_of_tokens_has_no_compute(put_runs: PutRu
     path = folders.run_folder(compose.row("a_h1", run)) / "result.json"
     result = json.loads(path.read_text()) | {"source_tokens": count}
     path.write_text(json.dumps(result))
-    found = contents.gather(run)
+    found = contents.collect(run)
     (own,) = found.ladder.rungs
     effect = own.effect(line(own, "a_h1"), "PPL")
     assert effect is not None
@@ -140,14 +140,14 @@ def test_the_vocabulary_and_the_lengths_are_those_of_the_corpus_that_is_here(
             np.diff(side) for side in (dataset.pairs("train").source_offsets, dataset.pairs("train").target_offsets)
         )
     ]
-    text = contents.gather(run).ladder.rungs[0].text
-    assert (text.pieces, text.source_length, text.target_length) == pytest.approx((25, *lengths))
-    elsewhere = contents.gather(dataclasses.replace(run, prepared="nowhere")).ladder.rungs[0].text  # control
-    assert (elsewhere.pieces, elsewhere.source_length) == (25, flops.LENGTH)
+    text = contents.collect(run).ladder.rungs[0].text
+    assert (text.subwords, text.source_length, text.target_length) == pytest.approx((25, *lengths))
+    elsewhere = contents.collect(dataclasses.replace(run, prepared="nowhere")).ladder.rungs[0].text  # control
+    assert (elsewhere.subwords, elsewhere.source_length) == (25, flops.LENGTH)
 
 
 def test_the_papers_effect_stands_at_the_compute_of_its_own_training() -> None:
-    rows = contents.gather(compose.compose_row("output=nowhere", "prepared=nowhere")).table.lines
+    rows = contents.collect(compose.compose_row("output=nowhere", "prepared=nowhere")).table.lines
     base, big = rows[0], rows[-1]
     assert papers_effect(big, base, "PPL").value == pytest.approx(math.log(4.33 / 4.92))
     assert papers_effect(big, base, "BLEU").value == pytest.approx(0.6)
@@ -163,9 +163,9 @@ def test_the_page_names_every_scale_and_what_is_left_out_or_not_begun(put_runs: 
     )
     put_runs("scale=smoke")
     put_runs("scale=paper", "data=wmt14_en_de", rows=("base", "a_h1"))
-    found = contents.gather(run)
+    found = contents.collect(run)
     with figure_files.style():
-        text = html_report.page(found, html_report.draw(found))
+        text = html_report.page(found, html_report.draw_figures(found))
     told = text.partition('id="scales"')[2].partition("</section>")[0]
     head = told.partition("</thead>")[0]
     assert head.index("mini, tiny") < head.index("paper, wmt14_en_de")
@@ -192,7 +192,7 @@ def test_hostile_folders_and_names_are_inert(put_runs: PutRuns) -> None:
     (Path(run.output) / "tiny-copied" / "base" / "seed1" / "config.yaml").write_bytes(source.read_bytes())
     named = source.read_text().replace("name: mini", f"name: '{HOSTILE[:40]}'")
     (Path(run.output) / "tiny-evil" / "base" / "seed1" / "config.yaml").write_text(named)
-    found = contents.gather(run)
+    found = contents.collect(run)
     assert [other.name for other in found.ladder.rungs] == ["mini, tiny"]
     with figure_files.style():
-        assert "alert(1)" not in html_report.page(found, html_report.draw(found))
+        assert "alert(1)" not in html_report.page(found, html_report.draw_figures(found))

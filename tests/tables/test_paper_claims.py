@@ -15,7 +15,7 @@ from aiayn.config import compose
 from aiayn.evaluation.metrics import bleu, paper_counts
 from aiayn.runs.records import Run
 from aiayn.tables import paper_claims, table3
-from aiayn.tables.paper_claims import HYPOTHESES, Finding, Hypothesis
+from aiayn.tables.paper_claims import CLAIMS, Claim, Finding
 from aiayn.tables.table3 import Table
 
 Figure = Callable[[str, int], float]
@@ -71,21 +71,21 @@ def papers_counts() -> dict[tuple[str, int], npt.NDArray[np.int64]]:
 
 
 def by_metric(found: list[Finding], metric: str) -> list[Finding]:
-    return [finding for finding in found if finding.hypothesis.metric == metric]
+    return [finding for finding in found if finding.claim.metric == metric]
 
 
-def test_every_hypothesis_names_rows_of_the_table_and_the_papers_own_figures_agree_with_it() -> None:
+def test_every_claim_names_rows_of_the_table_and_the_papers_own_figures_agree_with_it() -> None:
     lines = {line.name: line for line in like_the_paper(1).lines}
-    for hypothesis in HYPOTHESES:
-        effect = paper_claims.paper_effect(hypothesis, lines)
-        assert abs(effect) <= hypothesis.margin if hypothesis.equal else effect > 0, hypothesis
-    swapped = dataclasses.replace(HYPOTHESES[0], rows=HYPOTHESES[0].rows[::-1])
+    for claim in CLAIMS:
+        effect = paper_claims.paper_effect(claim, lines)
+        assert abs(effect) <= claim.margin if claim.equal else effect > 0, claim
+    swapped = dataclasses.replace(CLAIMS[0], rows=CLAIMS[0].rows[::-1])
     assert paper_claims.paper_effect(swapped, lines) < 0  # control
 
 
 def test_the_papers_figures_with_little_noise_reproduce_every_claim(papers_counts) -> None:
     found = paper_claims.check(like_the_paper(3), papers_counts)
-    verdicts = {(f.hypothesis.sentence, f.hypothesis.metric): (f.verdict, f.because) for f in found}
+    verdicts = {(f.claim.sentence, f.claim.metric): (f.verdict, f.because) for f in found}
     # Equality of BLEU asks for more sentences than these, every other claim is decided
     open_ones = [key for key, (verdict, _) in verdicts.items() if verdict != "reproduced"]
     assert set(open_ones) <= {("Learned positions are as good as sinusoids", "BLEU")}
@@ -121,7 +121,7 @@ def test_without_any_effect_few_tables_have_a_verdict_that_is_not_equality() -> 
     for trial in range(40):
         draw = noise(trial, 0.02)
         found = paper_claims.check(table(3, lambda *_, draw=draw: 30 * math.exp(draw()), lambda *_: 20.0), {})
-        wrong += any(f.verdict != "undecided" for f in found if not f.hypothesis.equal)
+        wrong += any(f.verdict != "undecided" for f in found if not f.claim.equal)
     assert wrong <= 6  # 2 are expected of 40, 7 or more come about once in 200 times
     assert any(f.verdict != "undecided" for f in paper_claims.check(like_the_paper(3), {}))  # control
 
@@ -142,35 +142,35 @@ def test_two_rows_are_compared_by_welchs_test() -> None:
 def test_several_rows_are_compared_by_the_slope_of_the_least_squares_line() -> None:
     made = like_the_paper(3, 0.1)
     lines = {line.name: line for line in made.lines}
-    layers = next(h for h in HYPOTHESES if h.size == "num_layers" and h.metric == "BLEU")
+    layers = next(h for h in CLAIMS if h.size == "num_layers" and h.metric == "BLEU")
     x = np.log([lines[row].config.model.num_layers for row in layers.rows])
     y = [lines[row].measured("dev.bleu.paper").mean for row in layers.rows]  # type: ignore[union-attr]
-    effect = next(f.effect for f in paper_claims.check(made, {}) if f.hypothesis == layers)
+    effect = next(f.effect for f in paper_claims.check(made, {}) if f.claim == layers)
     assert effect == pytest.approx(stats.linregress(x, y).slope * (x.max() - x.min()), rel=1e-9)
 
 
-def equality(metric: str) -> Hypothesis:
-    return next(h for h in HYPOTHESES if h.equal and h.metric == metric)
+def equality(metric: str) -> Claim:
+    return next(h for h in CLAIMS if h.equal and h.metric == metric)
 
 
 @pytest.mark.parametrize(("apart", "verdict"), [(0.0, "reproduced"), (0.1, "contradicted"), (-0.1, "contradicted")])
 def test_equality_is_tested_as_such(apart: float, verdict: str) -> None:
     draw = noise(13, 0.002)
     made = table(5, lambda row, _: 30 * math.exp(draw() + apart * (row == "e_learned_positions")), lambda *_: 20.0)
-    assert next(f for f in paper_claims.check(made, {}) if f.hypothesis == equality("PPL")).verdict == verdict
+    assert next(f for f in paper_claims.check(made, {}) if f.claim == equality("PPL")).verdict == verdict
 
 
 def test_no_difference_found_is_not_equality() -> None:
     draw = noise(17, 0.2)
     made = table(3, lambda *_: 30 * math.exp(draw()), lambda *_: 20.0)
-    found = next(f for f in paper_claims.check(made, {}) if f.hypothesis == equality("PPL"))
+    found = next(f for f in paper_claims.check(made, {}) if f.claim == equality("PPL"))
     assert found.interval is not None
     assert found.interval[0] < 0 < found.interval[1]
     assert found.verdict == "undecided"
 
 
 def test_a_p_value_is_two_sided() -> None:
-    """Of two rows alone, so that one hypothesis is tested and nothing is corrected."""
+    """Of two rows alone, so that one claim is tested and nothing is corrected."""
     draw, rows = noise(31, 0.02), ("d_dropout00", "base")
     made = table(4, lambda row, _: 30 * math.exp(draw() + 0.02 * (row == rows[0])), lambda *_: 20.0)
     kept = tuple(line if line.name in rows else dataclasses.replace(line, runs=()) for line in made.lines)
@@ -184,17 +184,15 @@ def test_a_p_value_is_two_sided() -> None:
     assert found.p == pytest.approx(theirs.pvalue, rel=1e-9)
 
 
-@pytest.mark.parametrize(("hypothesis", "outside"), [(HYPOTHESES[0], 2.5), (HYPOTHESES[-1], 5.0)])
-def test_the_interval_over_sentences_is_of_95_percent_and_for_equality_of_90(
-    papers_counts, hypothesis, outside
-) -> None:
+@pytest.mark.parametrize(("claim", "outside"), [(CLAIMS[0], 2.5), (CLAIMS[-1], 5.0)])
+def test_the_interval_over_sentences_is_of_95_percent_and_for_equality_of_90(papers_counts, claim, outside) -> None:
     """Two one-sided tests at 5 % each leave out 5 % on either side."""
-    assert (hypothesis.metric, hypothesis.equal) == ("BLEU", outside == 5.0)
-    found = next(f for f in paper_claims.check(like_the_paper(3), papers_counts) if f.hypothesis == hypothesis)
+    assert (claim.metric, claim.equal) == ("BLEU", outside == 5.0)
+    found = next(f for f in paper_claims.check(like_the_paper(3), papers_counts) if f.claim == claim)
     number = len(papers_counts["base", 1])
     draws = np.random.default_rng(37).multinomial(number, np.full(number, 1 / number), 4000)
     worse, better = ([paper_claims.bleu_of_counts(drawn @ papers_counts[row, 1]) for drawn in draws]
-                     for row in hypothesis.rows)  # fmt: skip
+                     for row in claim.rows)  # fmt: skip
     effects = np.array(better) - np.array(worse)
     assert found.sentences is not None
     wide = found.sentences[1] - found.sentences[0]
@@ -222,7 +220,7 @@ def test_the_paired_bootstrap_agrees_with_sacrebleus_paired_test() -> None:
         for row, kept in (("a_h1", 0.90), ("base", 0.92))
     }
     counts = {(row, 1): paper_counts(lines, references, "de") for row, lines in sides.items()}
-    found = next(f for f in paper_claims.check(like_the_paper(1), counts) if f.hypothesis == HYPOTHESES[0])
+    found = next(f for f in paper_claims.check(like_the_paper(1), counts) if f.claim == CLAIMS[0])
     metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     differences = []
     draw = np.random.default_rng(23)
@@ -246,10 +244,10 @@ def test_counts_add_up_to_the_bleu_of_the_table() -> None:
 
 
 def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_cases() -> None:
-    hypothesis = next(h for h in HYPOTHESES if h.rows == ("d_dropout00", "base") and h.metric == "PPL")
+    claim = next(h for h in CLAIMS if h.rows == ("d_dropout00", "base") and h.metric == "PPL")
     weights = {"d_dropout00": -1.0, "base": 1.0}
     seen = {"d_dropout00": [-0.5, 0.0, 0.5], "base": [0.5, 1.0, 1.5]}
-    needed = paper_claims.seeds_needed(hypothesis, seen, weights, 0.05)
+    needed = paper_claims.seeds_needed(claim, seen, weights, 0.05)
     assert needed is not None
     random = np.random.default_rng(29)
 
@@ -262,10 +260,10 @@ def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_cases() -> None
 
 
 def test_an_effect_of_nothing_needs_more_seeds_than_anybody_has() -> None:
-    hypothesis = next(h for h in HYPOTHESES if h.rows == ("d_dropout00", "base"))
+    claim = next(h for h in CLAIMS if h.rows == ("d_dropout00", "base"))
     weights = {"d_dropout00": -1.0, "base": 1.0}
     same = {"d_dropout00": [0.0, 1.0], "base": [0.0, 1.001]}
-    assert paper_claims.seeds_needed(hypothesis, same, weights, 0.05) is None
+    assert paper_claims.seeds_needed(claim, same, weights, 0.05) is None
 
 
 def test_the_rank_correlation_is_of_all_finished_rows() -> None:

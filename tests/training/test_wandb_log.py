@@ -292,7 +292,7 @@ def test_no_secret_of_the_environment_is_in_any_file_of_a_run(toy_run, tmp_path,
         schema.dataclasses.replace(toy_run, wandb=schema.dataclasses.replace(toy_run.wandb, mode="offline")), folder
     )
     assert list(folder.glob("wandb/offline-run-*/*.wandb"))
-    train.fail(folder, 1, f"cannot reach {' '.join(SECRETS.values())}")
+    train.end_with_failure(folder, 1, f"cannot reach {' '.join(SECRETS.values())}")
     assert "cannot reach" in (folder / "failure.json").read_text()
     (folder / "control").write_text(os.environ["HTTPS_PROXY"])
     found = [path.name for path in tmp_path.rglob("*") if path.is_file() and SENTINEL.encode() in path.read_bytes()]

@@ -18,20 +18,20 @@ class Timed(Protocol):
     def seconds(self) -> float: ...
 
 
-Run = TypeVar("Run", bound=Timed)
+Scheduled = TypeVar("Scheduled", bound=Timed)
 
 
 @dataclass(frozen=True)
-class Turn(Generic[Run]):
+class Turn(Generic[Scheduled]):
     """A run at work on some devices, in the unit of its seconds from the start."""
 
-    row: Run
+    row: Scheduled
     devices: tuple[int, ...]
     start: float
     end: float
 
 
-def schedule(rows: Sequence[Run], devices: dict[str, int], available: int) -> list[Turn[Run]]:
+def schedule(rows: Sequence[Scheduled], devices: dict[str, int], available: int) -> list[Turn[Scheduled]]:
     """Who works where and when, longest first: each row takes the devices that are free first.
 
     An update that several devices share is taken to be as much faster: what they tell each other is not counted.
@@ -48,7 +48,7 @@ def schedule(rows: Sequence[Run], devices: dict[str, int], available: int) -> li
     return turns
 
 
-def best_schedule(rows: Sequence[Run], each: int, most: int, available: int) -> list[Turn[Run]]:
+def best_schedule(rows: Sequence[Scheduled], each: int, most: int, available: int) -> list[Turn[Scheduled]]:
     """The schedule with `each` devices a row, and up to `most` for the longest while the whole ends sooner by it."""
     devices = {row.name: each for row in rows}
     best = schedule(rows, devices, available)
@@ -69,6 +69,6 @@ def most_of_one(hardware: Hardware, available: int) -> int:
     return available if hardware.accelerator == "gpu" else hardware.devices
 
 
-def length(turns: Sequence[Turn[Run]]) -> float:
+def length(turns: Sequence[Turn[Scheduled]]) -> float:
     """When the last row ends."""
     return max((turn.end for turn in turns), default=0.0)

@@ -21,7 +21,7 @@ UPDATE_BYTES = 600
 
 
 @dataclass(frozen=True)
-class Corpus:
+class CorpusStatistics:
     """What is known of the text: token-weighted mean lengths, training tokens, bytes on disk still to be written."""
 
     source_length: float = flops.LENGTH
@@ -62,7 +62,7 @@ class Estimate:
         return kept * self.checkpoint + UPDATE_BYTES * training.max_steps
 
 
-def estimate(run: Config, corpus: Corpus) -> Estimate:
+def estimate(run: Config, corpus: CorpusStatistics) -> Estimate:
     """What a run takes. ConfigError for a precision of which no peak is known."""
     hardware, training = run.hardware, run.training
     if hardware.accelerator == "gpu" and hardware.precision != "bf16-mixed":
@@ -81,7 +81,7 @@ def estimate(run: Config, corpus: Corpus) -> Estimate:
     )
 
 
-def memory(run: Config, count: int, embedding_rows: int, corpus: Corpus) -> float:
+def memory(run: Config, count: int, embedding_rows: int, corpus: CorpusStatistics) -> float:
     """Bytes on each device at the widest point of a micro-batch, an estimate: padding and fragments do not count."""
     gpu, hardware = run.hardware.accelerator == "gpu", run.hardware
     narrow = {"bf16-mixed": 2, "32-true": 4, "64-true": 8}[hardware.precision]
@@ -96,7 +96,7 @@ def memory(run: Config, count: int, embedding_rows: int, corpus: Corpus) -> floa
     return states + activations + loss + (CONTEXT_BYTES if gpu else 0)
 
 
-def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: Corpus) -> float:
+def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: CorpusStatistics) -> float:
     """What the forward pass keeps for the backward pass, for one source and one target token.
 
     `narrow` bytes has a number in matrix products, `wide` in sums and norms, `mask` an element of a dropout's mask.
@@ -120,7 +120,7 @@ def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: Corpus)
     return model.num_layers * (encoder + decoder + to_memory) + memory + embeddings + loss
 
 
-def corpus_of(run: Config) -> Corpus:
+def corpus_statistics(run: Config) -> CorpusStatistics:
     """The corpus, every byte that is there checked: prepared, or still the text alone, or what is downloaded of it.
 
     Raises ConfigError for text that cannot be had, DataError for text or prepared data that is damaged.
@@ -137,7 +137,7 @@ def corpus_of(run: Config) -> Corpus:
         to_come, encoded = wmt14.needed(remote, folder)
         state = f"{to_come / GIGA:.1f} GB to download" if absent else "every archive as its SHA-256 says"
         found = f"about {remote.pairs:,} pairs, {state}; not prepared yet: lengths are assumed"
-        return Corpus(to_write=to_come + encoded, found=found, complete=not absent)
+        return CorpusStatistics(to_write=to_come + encoded, found=found, complete=not absent)
     counts, characters = [], 0
     for split, parts in prepare.sources(run.data).items():
         dropped, lines = Counter[str](), 0
@@ -147,12 +147,16 @@ def corpus_of(run: Config) -> Corpus:
         left = f" ({dropped.total():,} dropped)" if dropped else ""
         counts.append(f"{split} {lines:,} pairs{left}")
     # Ids of 2 bytes for pieces of 4 characters or so
-    return Corpus(to_write=characters / 2, found=f"{', '.join(counts)}; not prepared yet: lengths are assumed")
+    return CorpusStatistics(
+        to_write=characters / 2, found=f"{', '.join(counts)}; not prepared yet: lengths are assumed"
+    )
 
 
-def _prepared(dataset: Dataset) -> Corpus:
+def _prepared(dataset: Dataset) -> CorpusStatistics:
     pairs = dataset.pairs("train")
     source_length, target_length = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
     counts = ", ".join(f"{split} {part['kept']:,} pairs" for split, part in dataset.manifest["splits"].items())
     found = f"{counts}; prepared, every file as its SHA-256 says"
-    return Corpus(source_length, target_length, dataset.tokenizer.vocab_size, len(pairs.target_ids), 0.0, found)
+    return CorpusStatistics(
+        source_length, target_length, dataset.tokenizer.vocab_size, len(pairs.target_ids), 0.0, found
+    )

@@ -10,7 +10,7 @@ from aiayn.config.schema import ROWS, Config, ConfigError
 from aiayn.core.storage import disk_of, free_bytes
 from aiayn.cost import device_schedule, flops
 from aiayn.cost.device_schedule import Turn
-from aiayn.cost.estimate import GIGA, Corpus, Estimate, corpus_of, estimate
+from aiayn.cost.estimate import GIGA, CorpusStatistics, Estimate, corpus_statistics, estimate
 from aiayn.data.parallel_text import DataError
 from aiayn.runs import devices, jobs
 
@@ -31,7 +31,7 @@ class Disk:
     free: int
 
 
-def disks(planned: list[Estimate], corpus: Corpus, available: int) -> list[Disk]:
+def disks(planned: list[Estimate], corpus: CorpusStatistics, available: int) -> list[Disk]:
     """That of the runs and that of the corpus, which may be one.
 
     Runs take what they keep when finished, and one checkpoint more of each that is at work.
@@ -75,9 +75,9 @@ def main(run: Config) -> None:
     """Prints the plan, then raises what stands in its way: ConfigError, or DataError for damaged text."""
     failure: ConfigError | DataError | None = None
     try:
-        corpus = corpus_of(run)
+        corpus = corpus_statistics(run)
     except (ConfigError, DataError) as error:
-        failure, corpus = error, Corpus(found=f"REFUSED: {error}")
+        failure, corpus = error, CorpusStatistics(found=f"REFUSED: {error}")
     planned = [estimate(row, corpus) for row in rows(run)]
     hardware = run.hardware
     available = run.plan.gpus if hardware.accelerator == "gpu" else len(devices.names(hardware))
@@ -95,10 +95,10 @@ def main(run: Config) -> None:
     if refused:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         raise ConfigError(refused[0] + more)
-    print(f"Nothing stands in the way: {checked(run, corpus)}.")
+    print(f"Nothing stands in the way: {scope_of_checks(run, corpus)}.")
 
 
-def checked(run: Config, corpus: Corpus) -> str:
+def scope_of_checks(run: Config, corpus: CorpusStatistics) -> str:
     """What has been checked, and what could not be."""
     known, unknown = ["configuration"], ""
     if corpus.complete:
@@ -118,7 +118,7 @@ def duration(seconds: float) -> str:
 
 
 def text(
-    planned: list[Estimate], turns: list[Turn[Estimate]], corpus: Corpus, available: int, written: list[Disk]
+    planned: list[Estimate], turns: list[Turn[Estimate]], corpus: CorpusStatistics, available: int, written: list[Disk]
 ) -> list[str]:
     """The plan as lines."""
     run = planned[0].run

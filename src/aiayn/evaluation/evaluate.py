@@ -22,7 +22,7 @@ from aiayn.paper.fast.process import compute_with
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint, jobs
 
-Split = Literal["dev", "test"]
+HeldOut = Literal["dev", "test"]
 
 
 def build(config: Config, vocab_size: int) -> Transformer:
@@ -64,7 +64,7 @@ def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int)
 
 
 def evaluate(
-    model: Transformer, dataset: Dataset, split: Split, config: Config, done: Callable[[int], None] | None = None
+    model: Transformer, dataset: Dataset, split: HeldOut, config: Config, done: Callable[[int], None] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures of `result.json` for a split, and the translations, one for each line of it."""
     pairs = dataset.pairs(split)
@@ -123,7 +123,7 @@ def evaluate_trained(config: Config) -> tuple[Dataset, str]:
     """
     compute_with(config.hardware.threads)
     model, dataset, folder = trained(config)
-    split = cast(Split, config.split)
+    split = cast(HeldOut, config.split)
     with progress.counted(f"decoding {split}", len(dataset.pairs(split)), "sentences") as done:
         figures, translations = evaluate(model, dataset, split, config, done)
     # Of another beam search than the row's own: beside its figures, not in their place

@@ -18,7 +18,7 @@ from aiayn.paper.fast.search import best_continuations
 from aiayn.paper.incremental_decoding import Decoder
 from aiayn.paper.transformer import Transformer
 
-Numbers = np.ndarray  # of sentences that are searched together
+Indices = np.ndarray  # of sentences that are searched together
 
 
 def can_search(decoding: Decoding) -> None:
@@ -73,7 +73,7 @@ def translate_ids(
     eos: int,
     continuations: Continuations = best_continuations,
     progress: Callable[[int], None] | None = None,
-    of_each: Callable[[Callable[[Numbers], list[Hypothesis]], list[Numbers]], Iterable[list[Hypothesis]]] = map,
+    of_each: Callable[[Callable[[Indices], list[Hypothesis]], list[Indices]], Iterable[list[Hypothesis]]] = map,
 ) -> list[Hypothesis]:
     """The best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
 
@@ -84,7 +84,7 @@ def translate_ids(
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
     batches = _batches(lengths, tokens_per_batch)
 
-    def search(batch: Numbers) -> list[Hypothesis]:
+    def search(batch: Indices) -> list[Hypothesis]:
         packed = np.concatenate([part for number in batch for part in (sources[number], [eos])])
         offsets = np.concatenate([[0], np.cumsum(lengths[batch] + 1)])
         return beam_search(
@@ -111,7 +111,7 @@ def translate_ids(
     return hypotheses
 
 
-def _batches(lengths: np.ndarray, tokens_per_batch: int) -> list[Numbers]:
+def _batches(lengths: np.ndarray, tokens_per_batch: int) -> list[Indices]:
     order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
     batches, position = [], 0
     while position < len(order):

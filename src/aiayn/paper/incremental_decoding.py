@@ -14,7 +14,7 @@ from aiayn.paper.transformer import Transformer
 # D d_model; H heads; K d_k; V d_v
 
 
-class Decoding(Protocol):
+class DecoderState(Protocol):
     """B sentences being decoded, each with W hypotheses, one empty hypothesis at first."""
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class Decoder(Protocol):
 
     device: torch.device
 
-    def start(self, source: Tensor, source_offsets: Tensor) -> Decoding:
+    def start(self, source: Tensor, source_offsets: Tensor) -> DecoderState:
         """The beginning of a batch: source (S,), `source_offsets` (B + 1,)."""
 
 
@@ -59,7 +59,7 @@ class IncrementalDecoding:
         self.layers = [_LayerCache(layer, memory, packing) for layer in transformer.decoder]  # type: ignore[arg-type]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See Decoding."""
+        """See DecoderState."""
         positions = torch.full_like(tokens, self.num_tokens)
         self.transformer.target_positions.extend(self.num_tokens + 1)
         x = self.transformer.embed_target(tokens, positions)  # (B, W, D)
@@ -69,12 +69,12 @@ class IncrementalDecoding:
         return self.transformer.logits(x)
 
     def reorder(self, parents: Tensor) -> None:
-        """See Decoding."""
+        """See DecoderState."""
         for layer in self.layers:
             layer.past = [_of_parents(past, parents) for past in layer.past]
 
     def keep(self, sentences: Tensor) -> None:
-        """See Decoding."""
+        """See DecoderState."""
         self.memory_mask = None if self.memory_mask is None else self.memory_mask[sentences]
         for layer in self.layers:
             layer.memory = [memory[sentences] for memory in layer.memory]

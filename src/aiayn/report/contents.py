@@ -19,7 +19,7 @@ from aiayn.report.figures import Runs
 from aiayn.runs import checkpoint, records
 from aiayn.runs.records import look_up, printable
 from aiayn.tables import criteria, paper_claims, table3
-from aiayn.tables.ladder import Ladder, Rung, Text
+from aiayn.tables.ladder import Ladder, Rung, TextStatistics
 from aiayn.tables.table3 import Table
 
 
@@ -44,7 +44,7 @@ class _Corpus:
     sha256: str
     sources: list[str]
     references: list[str]
-    text: Text
+    text: TextStatistics
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Translated:
     missing: str
 
 
-def gather(run: Config) -> Material:
+def collect(run: Config) -> Material:
     """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out.
 
     Of the other scales on this data set, and of runs under the paper's own conditions: their figures for the ladder.
@@ -109,7 +109,7 @@ def _corpus(folder: Path) -> _Corpus:
     dataset = Dataset.open(folder)
     pairs = dataset.pairs("train")
     lengths = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
-    text = Text(dataset.tokenizer.vocab_size, *lengths)
+    text = TextStatistics(dataset.tokenizer.vocab_size, *lengths)
     return _Corpus(dataset.sha256, dataset.texts("dev", "source"), dataset.texts("dev", "target"), text)
 
 
@@ -135,7 +135,7 @@ def _translated(run: Config, table: Table, open_corpus: Callable[[Path], _Corpus
 
 
 def _rung(run: Config, table: Table, translated: _Translated) -> Rung:
-    text = translated.corpus.text if translated.corpus else Text(run.data.vocab_size)
+    text = translated.corpus.text if translated.corpus else TextStatistics(run.data.vocab_size)
     return Rung(table, run, text, paper_claims.check(table, translated.counts))
 
 

@@ -14,7 +14,7 @@ from aiayn.core import progress, storage
 from aiayn.cost import flops
 from aiayn.paper.layers import sinusoids
 from aiayn.report import curves, figure_files, figures, html_page, ladder_figure
-from aiayn.report.contents import Material, gather
+from aiayn.report.contents import Material, collect
 from aiayn.runs.records import Run, look_up, printable
 from aiayn.tables import formats, paper_claims
 from aiayn.tables.ladder import MIN_UPDATES, Effect, Ladder, Rung, papers_effect
@@ -43,7 +43,7 @@ _FACTS = {
 }
 
 
-def draw(material: Material) -> dict[str, tuple[Figure, str]]:
+def draw_figures(material: Material) -> dict[str, tuple[Figure, str]]:
     """Every figure by its name, with what it shows in words."""
     table, runs = material.table, material.runs
     words = [len(line.split()) for line in material.sources]
@@ -120,7 +120,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
         findings=[_told(found) for found in material.findings],
         ladder=_ladder(material.ladder, table),
         margin_bleu=BLEU_TOLERANCE,
-        margin_ppl=f"{100 * math.expm1(paper_claims.HYPOTHESES[-2].margin):.1f}",
+        margin_ppl=f"{100 * math.expm1(paper_claims.CLAIMS[-2].margin):.1f}",
         bootstrap=material.missing
         or f"Over sentences: {paper_claims.RESAMPLES} resamples of {len(material.references)}.",
         correlations=formats.rank_sentence(table),
@@ -150,9 +150,9 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
 def main(run: Config) -> None:
     """Writes the page and the figures of `<output>/<data>-<scale>` into `report/` there, and says where."""
     folder = folders.sweep_folder(run) / "report"
-    material = gather(run)
+    material = collect(run)
     with figure_files.style():
-        drawn = draw(material)
+        drawn = draw_figures(material)
         text = page(material, drawn)
         for name, (figure, _) in progress.each(drawn.items(), "drawing the files"):
             storage.write_bytes(folder / "figures" / f"{name}.svg", figure_files.svg(figure))
@@ -264,8 +264,8 @@ def _text(value: Any) -> str:
 
 
 def _told(found: paper_claims.Finding) -> dict[str, str]:
-    hypothesis = found.hypothesis
-    bleu = hypothesis.metric == "BLEU"
+    claim = found.claim
+    bleu = claim.metric == "BLEU"
 
     def gain(effect: float) -> str:
         text = f"{effect:+.2f}" if bleu else f"{100 * -math.expm1(-effect):+.1f} %"
@@ -275,9 +275,9 @@ def _told(found: paper_claims.Finding) -> dict[str, str]:
         return "–" if pair is None else f"{gain(pair[0])} to {gain(pair[1])}"
 
     return {
-        "sentence": hypothesis.sentence,
-        "rows": (" = " if hypothesis.equal else " < ").join(hypothesis.rows),
-        "metric": hypothesis.metric,
+        "sentence": claim.sentence,
+        "rows": (" = " if claim.equal else " < ").join(claim.rows),
+        "metric": claim.metric,
         "paper": gain(found.paper),
         "ours": "–" if found.effect is None else gain(found.effect),
         "interval": between(found.interval),

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from aiayn.config import compose, folders
+from aiayn.config.schema import Config, ConfigError, meaning
 from aiayn.core import signals, storage
 from aiayn.data import prepare
 from aiayn.runs import devices, records
-from aiayn.config.schema import Config, ConfigError, meaning
 
 DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, signals.EXIT_CODE
 
@@ -171,21 +171,21 @@ def close(job: Job) -> int:
 
 def _outcome(job: Job, codes: list[int]) -> int:
     if job.cause:
-        return fail(job.folder, FAILED, job.cause)
+        return record_failure(job.folder, FAILED, job.cause)
     if -signal.SIGPIPE in codes:
         return 128 + signal.SIGPIPE  # as the shell says of a command whose reader has left
     # Only what had ended when the first failure was seen says why: the other ranks lost their peer, or were killed
     for rank, code in enumerate(job.first or codes):
         if code is not None and code < 0 and -code not in signals.STOPPING:
             which = f"rank {rank} was " if len(codes) > 1 else ""
-            return fail(job.folder, 128 - code, f"{which}killed by {signal.Signals(-code).name}")
+            return record_failure(job.folder, 128 - code, f"{which}killed by {signal.Signals(-code).name}")
     # A signal that came while they were still importing found nothing to save
     if all(code in (DONE, INTERRUPTED) or -code in signals.STOPPING for code in job.first or codes if code is not None):
         return DONE if set(codes) == {DONE} else INTERRUPTED
     if (job.folder / "failure.json").exists():
         return int(failure(job.folder)["exit_code"])
     code = next(code for code in job.first or codes if code not in (None, DONE, INTERRUPTED))
-    return fail(job.folder, code or FAILED, f"the worker ended with exit code {code}")
+    return record_failure(job.folder, code or FAILED, f"the worker ended with exit code {code}")
 
 
 def run_here(run: Config) -> int:
@@ -226,7 +226,7 @@ def run_here(run: Config) -> int:
     return code
 
 
-def fail(folder: Path, code: int, cause: str) -> int:
+def record_failure(folder: Path, code: int, cause: str) -> int:
     """Leaves `failure.json`: the exit code, the cause in one line, and where the log is. Returns the code."""
     line = " ".join(without_secrets(cause).split())[:1000]
     try:

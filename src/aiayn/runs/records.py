@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aiayn.config import compose
-from aiayn.core import storage
 from aiayn.config.schema import MEANING, PATHS, Config, Scale
+from aiayn.core import storage
 
 SCHEMA = 1
 RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"

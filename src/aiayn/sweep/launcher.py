@@ -45,7 +45,7 @@ def work(run: Config) -> float:
     return flops.training_flops(run.model, pieces, tokens, tokens, flops.LENGTH, flops.LENGTH)
 
 
-def shared(runs: list[Config], most: int, available: int) -> list[Config]:
+def assign_devices(runs: list[Config], most: int, available: int) -> list[Config]:
     """The runs, longest first, each with as many devices as in the schedule of `aiayn plan`."""
     each = max((run.hardware.devices for run in runs), default=1)
     rows = [ScheduledRun(str(folders.run_folder(run)), work(run), run) for run in runs]
@@ -84,7 +84,7 @@ class Sweep:
         self.pool = devices.Pool(hardware, names)
         unfinished = [run for run in self.runs if not jobs.is_finished(run)]
         self.failed_before = {folders.run_folder(run): written(run) for run in unfinished}
-        self.waiting = shared(unfinished, most or device_schedule.most_of_one(hardware, len(names)), len(names))
+        self.waiting = assign_devices(unfinished, most or device_schedule.most_of_one(hardware, len(names)), len(names))
         self.elsewhere: list[Config] = []  # another command is at work on them
         self.active: dict[Path, jobs.Job] = {}
         self.signs: dict[Path, tuple[float, float]] = {}  # newest file, and when it was seen

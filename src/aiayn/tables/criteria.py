@@ -139,7 +139,7 @@ def alike(rows: Mapping[str, Config]) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """What the finished rows say of one criterion."""
 
     text: str
@@ -153,19 +153,19 @@ class Verdict:
         return f"{'holds' if self.known == self.rows else 'open'}: {self.text} ({self.known} of {self.rows} rows)"
 
 
-def verdicts(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> list[Verdict]:
+def verdicts(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> list[Judgement]:
     """Of every criterion: of the rows that are there, which miss it."""
     made = []
     for criterion in CRITERIA:
         measured = {row: criterion.value(found[row]) for row in criterion.rows if row in found}
         known = {row: value for row, value in measured.items() if not math.isnan(value)}
         missed = [f"{row} {value:{criterion.form}}" for row, value in known.items() if not criterion.holds(value)]
-        made.append(Verdict(criterion.text, tuple(missed), len(known), len(criterion.rows)))
+        made.append(Judgement(criterion.text, tuple(missed), len(known), len(criterion.rows)))
     narrow = min(row.model.d_k for row in rows.values())
     missed = [f"d_k {narrow}"] if narrow < 4 else []
     missed += [f"{one} = {other}" for one, other in alike(rows)]
     every = "no row degenerates: d_k is at least 4, no two rows are equal"
-    return [*made, Verdict(every, tuple(missed), len(rows), len(rows))]
+    return [*made, Judgement(every, tuple(missed), len(rows), len(rows))]
 
 
 def text(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> str:
@@ -203,7 +203,7 @@ def judged(table: Table, folder: Path) -> Table:
     return dataclasses.replace(table, missed=tuple(_short(verdict) for verdict in made if verdict.missed))
 
 
-def _short(verdict: Verdict) -> str:
+def _short(verdict: Judgement) -> str:
     few = len(verdict.missed) <= 3
     return f"{verdict.text} ({', '.join(verdict.missed) if few else f'{len(verdict.missed)} rows'})"
 

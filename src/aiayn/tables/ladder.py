@@ -19,10 +19,10 @@ _MOST_TOKENS = 10**18  # a count beyond it is none of training
 
 
 @dataclass(frozen=True)
-class Text:
+class TextStatistics:
     """What the compute of a run depends on beside its model and its tokens."""
 
-    pieces: int  # of the vocabulary
+    subwords: int  # of the vocabulary
     source_length: float = flops.LENGTH  # token-weighted means: what counts in attention
     target_length: float = flops.LENGTH
 
@@ -42,7 +42,7 @@ class Rung:
 
     table: Table
     run: Config  # of any row: its fidelity
-    text: Text
+    text: TextStatistics
     findings: Sequence[Finding]
 
     @property
@@ -77,7 +77,7 @@ class Rung:
         return Effect(value, found.interval if found else None, self.compute(line))
 
     def _flops(self, line: Line, source_tokens: float, target_tokens: float) -> float:
-        rows, text = self.run.fidelity.rows(self.text.pieces), self.text
+        rows, text = self.run.fidelity.rows(self.text.subwords), self.text
         lengths = text.source_length, text.target_length
         return flops.training_flops(line.trained.model, rows, source_tokens, target_tokens, *lengths)
 

@@ -32,7 +32,7 @@ Counts = Mapping[tuple[str, int], npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Hypothesis:
+class Claim:
     """That quality rises along `rows`, from the worst to the best, or, if `equal`, that it is the same."""
 
     sentence: str
@@ -58,13 +58,13 @@ class Hypothesis:
         return dict(zip(self.rows, (centred / (centred @ centred) * (x.max() - x.min())).tolist(), strict=True))
 
 
-def _both(sentence: str, rows: tuple[str, ...], size: str | None = None, equal: bool = False) -> list[Hypothesis]:
-    return [Hypothesis(sentence, metric, rows, size, equal) for metric in METRICS]
+def _both(sentence: str, rows: tuple[str, ...], size: str | None = None, equal: bool = False) -> list[Claim]:
+    return [Claim(sentence, metric, rows, size, equal) for metric in METRICS]
 
 
-HYPOTHESES = (
+CLAIMS = (
     # 6.2: "While single-head attention is 0.9 BLEU worse than the best setting", which is base's, "quality also drops"
-    Hypothesis("Single-head attention is worse than the best number of heads", "BLEU", ("a_h1", "base")),
+    Claim("Single-head attention is worse than the best number of heads", "BLEU", ("a_h1", "base")),
     *_both("Quality drops off with too many heads", ("a_h32", "base")),
     *_both("A smaller attention key size d_k hurts", ("b_dk16", "b_dk32", "base"), "d_k"),
     *_both("Bigger is better: more layers N", ("c_n2", "c_n4", "base", "c_n8"), "num_layers"),
@@ -72,8 +72,8 @@ HYPOTHESES = (
     *_both("Bigger is better: a wider d_ff", ("c_dff1024", "base", "c_dff4096"), "d_ff"),
     *_both("Dropout helps", ("d_dropout00", "base")),
     # 5.4: "This hurts perplexity ... but improves accuracy and BLEU score"
-    Hypothesis("Label smoothing hurts perplexity", "PPL", ("base", "d_smoothing00")),
-    Hypothesis("Label smoothing helps BLEU", "BLEU", ("d_smoothing00", "base")),
+    Claim("Label smoothing hurts perplexity", "PPL", ("base", "d_smoothing00")),
+    Claim("Label smoothing helps BLEU", "BLEU", ("d_smoothing00", "base")),
     *_both("Learned positions are as good as sinusoids", ("base", "e_learned_positions"), equal=True),
 )
 
@@ -103,14 +103,14 @@ class Rise:
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a hypothesis. Effects are in BLEU or in nats a token, larger is better."""
+    """What became of a claim. Effects are in BLEU or in nats a token, larger is better."""
 
-    hypothesis: Hypothesis
+    claim: Claim
     paper: float
     effect: float | None
     interval: tuple[float, float] | None  # over seeds
     sentences: tuple[float, float] | None  # BLEU only: paired bootstrap on the same sentences
-    p: float | None  # after correction for the number of hypotheses
+    p: float | None  # after correction for the number of claims
     verdict: Verdict
     because: str
 
@@ -126,23 +126,20 @@ class Correlation:
 
 
 def check(table: Table, counts: Counts) -> list[Finding]:
-    """A finding on each hypothesis; no verdict without two seeds of every row that it is about.
+    """A finding on each claim; no verdict without two seeds of every row that it is about.
 
     The p-values are two-sided and corrected together (Benjamini and Hochberg), so that of the verdicts on the page at
     most 5 % are expected to be wrong. A verdict on BLEU must also survive a paired bootstrap of the sentences.
     """
     lines = {line.name: line for line in table.lines}
-    rises = [_rise(hypothesis, lines) for hypothesis in HYPOTHESES]
-    evidence = [
-        None if rise is None else _p_values(hypothesis, rise)
-        for hypothesis, rise in zip(HYPOTHESES, rises, strict=True)
-    ]
+    rises = [_rise(claim, lines) for claim in CLAIMS]
+    evidence = [None if rise is None else _p_values(claim, rise) for claim, rise in zip(CLAIMS, rises, strict=True)]
     known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
     corrected = iter(stats.false_discovery_control(known).tolist() if known else [])
     resampled = _resampled(counts)
     return [
-        _finding(hypothesis, lines, rise, pair, None if pair is None else next(corrected), len(known), resampled)
-        for hypothesis, rise, pair in zip(HYPOTHESES, rises, evidence, strict=True)
+        _finding(claim, lines, rise, pair, None if pair is None else next(corrected), len(known), resampled)
+        for claim, rise, pair in zip(CLAIMS, rises, evidence, strict=True)
     ]
 
 
@@ -198,13 +195,13 @@ def rise(samples: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -
 
 
 def seeds_needed(
-    hypothesis: Hypothesis, samples: Mapping[str, Sequence[float]], weights: Mapping[str, float], level: float
+    claim: Claim, samples: Mapping[str, Sequence[float]], weights: Mapping[str, float], level: float
 ) -> int | None:
     """The least seeds a row that decide in 4 of 5 cases if effect and spread are as seen; None if 200 do not."""
     seen = rise(samples, weights)
     assert seen is not None
     # How far the effect is from what must be ruled out: no rise at all, or the edge of what counts as the same
-    distance = abs(abs(seen.effect) - hypothesis.margin) if hypothesis.equal else abs(seen.effect)
+    distance = abs(abs(seen.effect) - claim.margin) if claim.equal else abs(seen.effect)
     spread = sum(weight**2 * float(np.var(samples[row], ddof=1)) for row, weight in weights.items())
     for seeds in range(2, MOST_SEEDS + 1):
         freedom = seen.freedom * (seeds - 1) / (min(len(samples[row]) for row in weights) - 1)
@@ -220,36 +217,34 @@ def _quality(result: Mapping[str, object], metric: Metric) -> float:
     return value if metric == "BLEU" else -math.log(max(value, 1e-9))
 
 
-def _samples(hypothesis: Hypothesis, lines: Mapping[str, Line]) -> dict[str, list[float]]:
-    return {row: [_quality(result, hypothesis.metric) for result in lines[row].finished] for row in hypothesis.rows}
+def _samples(claim: Claim, lines: Mapping[str, Line]) -> dict[str, list[float]]:
+    return {row: [_quality(result, claim.metric) for result in lines[row].finished] for row in claim.rows}
 
 
-def _rise(hypothesis: Hypothesis, lines: Mapping[str, Line]) -> Rise | None:
-    return rise(_samples(hypothesis, lines), hypothesis.weights(lines))
+def _rise(claim: Claim, lines: Mapping[str, Line]) -> Rise | None:
+    return rise(_samples(claim, lines), claim.weights(lines))
 
 
-def _p_values(hypothesis: Hypothesis, found: Rise) -> tuple[float, float]:
+def _p_values(claim: Claim, found: Rise) -> tuple[float, float]:
     """One-sided p-values for the paper's claim and for its contrary."""
-    if not hypothesis.equal:
+    if not claim.equal:
         return found.beyond(0), found.below(0)
     # Two one-sided tests: to be the same is to be below the margin and above minus the margin
-    margin = hypothesis.margin
+    margin = claim.margin
     return max(found.below(margin), found.beyond(-margin)), min(
         1.0, 2 * min(found.beyond(margin), found.below(-margin))
     )
 
 
-def paper_effect(hypothesis: Hypothesis, lines: Mapping[str, Line]) -> float:
+def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float:
     """The rise in the paper's own figures."""
-    figures = {row: lines[row].config.paper for row in hypothesis.rows}
-    quality = {
-        row: found.bleu if hypothesis.metric == "BLEU" else -math.log(found.ppl) for row, found in figures.items()
-    }
-    return sum(weight * quality[row] for row, weight in hypothesis.weights(lines).items())
+    figures = {row: lines[row].config.paper for row in claim.rows}
+    quality = {row: found.bleu if claim.metric == "BLEU" else -math.log(found.ppl) for row, found in figures.items()}
+    return sum(weight * quality[row] for row, weight in claim.weights(lines).items())
 
 
 def _finding(
-    hypothesis: Hypothesis,
+    claim: Claim,
     lines: Mapping[str, Line],
     found: Rise | None,
     evidence: tuple[float, float] | None,
@@ -257,34 +252,34 @@ def _finding(
     tests: int,
     resampled: Mapping[str, npt.NDArray[np.float64]],
 ) -> Finding:
-    weights, samples = hypothesis.weights(lines), _samples(hypothesis, lines)
-    sentences = _sentence_interval(hypothesis, weights, resampled)
-    paper = paper_effect(hypothesis, lines)
+    weights, samples = claim.weights(lines), _samples(claim, lines)
+    sentences = _sentence_interval(claim, weights, resampled)
+    paper = paper_effect(claim, lines)
     if found is None or evidence is None or p is None:
         short = {row: len(values) for row, values in samples.items() if len(values) < 2}
         means = {row: float(np.mean(values)) for row, values in samples.items() if values}
         effect = sum(weight * means[row] for row, weight in weights.items()) if len(means) == len(weights) else None
         missing = ", ".join(f"{row} has {count or 'none'}" for row, count in short.items())
         because = f"needs at least 2 seeds a row: {missing}" if short else "the seeds do not differ at all"
-        return Finding(hypothesis, paper, effect, None, sentences, None, "undecided", because)
+        return Finding(claim, paper, effect, None, sentences, None, "undecided", because)
 
     def undecided(because: str) -> Finding:
-        return Finding(hypothesis, paper, found.effect, found.interval, sentences, p, "undecided", because)
+        return Finding(claim, paper, found.effect, found.interval, sentences, p, "undecided", because)
 
     for_it = evidence[0] < evidence[1]
     if p >= ERROR_RATE:
         have = min(map(len, samples.values()))
-        needed = seeds_needed(hypothesis, samples, weights, ERROR_RATE / tests)
+        needed = seeds_needed(claim, samples, weights, ERROR_RATE / tests)
         if needed is None:
             return undecided(f"more than {MOST_SEEDS} seeds a row would be needed")
         return undecided(f"about {max(1, needed - have)} more seeds a row would decide, if this is the true effect")
-    if hypothesis.metric == "BLEU" and not _confirmed(hypothesis, sentences, for_it):
+    if claim.metric == "BLEU" and not _confirmed(claim, sentences, for_it):
         if sentences is None:
             return undecided("the translations of some run are not there to be resampled")
         return undecided("seeds decide, but not on this many sentences: a larger dev set would be needed")
     because = f"{min(map(len, samples.values()))} seeds a row"
     verdict: Verdict = "reproduced" if for_it else "contradicted"
-    return Finding(hypothesis, paper, found.effect, found.interval, sentences, p, verdict, because)
+    return Finding(claim, paper, found.effect, found.interval, sentences, p, verdict, because)
 
 
 def _resampled(counts: Counts) -> dict[str, npt.NDArray[np.float64]]:
@@ -300,22 +295,22 @@ def _resampled(counts: Counts) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def _sentence_interval(
-    hypothesis: Hypothesis, weights: Mapping[str, float], resampled: Mapping[str, npt.NDArray[np.float64]]
+    claim: Claim, weights: Mapping[str, float], resampled: Mapping[str, npt.NDArray[np.float64]]
 ) -> tuple[float, float] | None:
-    if hypothesis.metric != "BLEU" or any(row not in resampled for row in weights):
+    if claim.metric != "BLEU" or any(row not in resampled for row in weights):
         return None
     effects = np.sum([weight * resampled[row] for row, weight in weights.items()], 0)
     # An equivalence test at 5 % asks for the interval of 90 %
-    outside = 100 * ERROR_RATE / (1 if hypothesis.equal else 2)
+    outside = 100 * ERROR_RATE / (1 if claim.equal else 2)
     low, high = np.percentile(effects, [outside, 100 - outside])
     return float(low), float(high)
 
 
-def _confirmed(hypothesis: Hypothesis, sentences: tuple[float, float] | None, for_it: bool) -> bool:
+def _confirmed(claim: Claim, sentences: tuple[float, float] | None, for_it: bool) -> bool:
     if sentences is None:
         return False
     low, high = sentences
-    if not hypothesis.equal:
+    if not claim.equal:
         return low > 0 if for_it else high < 0
-    margin = hypothesis.margin
+    margin = claim.margin
     return -margin < low and high < margin if for_it else low > margin or high < -margin

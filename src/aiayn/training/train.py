@@ -293,19 +293,19 @@ def main(folder: Path, run: Config | None = None) -> int:
         return jobs.INTERRUPTED
     except tuple(CODES) as error:
         code = next(code for kind, code in CODES.items() if isinstance(error, kind))
-        return fail(folder, code, str(error))
+        return end_with_failure(folder, code, str(error))
     except Exception as error:
         if isinstance(error, BrokenPipeError) and signals.reader_has_left():
             raise
         print(jobs.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
-        return fail(folder, jobs.FAILED, f"{type(error).__name__}: {error}")
+        return end_with_failure(folder, jobs.FAILED, f"{type(error).__name__}: {error}")
     return jobs.DONE
 
 
-def fail(folder: Path, code: int, cause: str) -> int:
+def end_with_failure(folder: Path, code: int, cause: str) -> int:
     """Leaves the cause, unless another rank has: whoever speaks second has only lost its peer. Returns the code."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and code == jobs.FAILED:
         time.sleep(PEER_SECONDS)
     if not (folder / "failure.json").exists():
-        jobs.fail(folder, code, cause)
+        jobs.record_failure(folder, code, cause)
     return code

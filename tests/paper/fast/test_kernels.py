@@ -56,14 +56,14 @@ def test_without_a_compiler_that_works_one_line_says_so(
 
 @NEEDS_COMPILER
 def test_the_source_compiles_without_a_warning(tmp_path: Any) -> None:
-    command = [str(kernels.COMPILER), *kernels.FLAGS.split(), "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    command = [str(kernels.COMPILER), *kernels.COMPILER_FLAGS.split(), "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
     subprocess.run([*command, kernels.SOURCE], check=True, cwd=tmp_path)
 
 
 @NEEDS_COMPILER
 def test_infinite_logits_and_hypotheses_that_do_not_exist_are_ordered_as_by_torch() -> None:
     assert "INFINITY" in kernels.SOURCE.read_text()
-    assert not {"-ffast-math", "-Ofast", "-ffinite-math-only"} & {*kernels.FLAGS.split()}
+    assert not {"-ffast-math", "-Ofast", "-ffinite-math-only"} & {*kernels.COMPILER_FLAGS.split()}
     logits = torch.randn(3, 2, 131, generator=torch.Generator().manual_seed(3))
     logits[:, :, ::3] = -torch.inf
     alive = torch.tensor([[-1.0, -torch.inf], [-torch.inf, -2.0], [-torch.inf, -torch.inf]])

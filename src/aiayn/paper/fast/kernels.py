@@ -20,7 +20,9 @@ SOURCE = Path(__file__).with_suffix(".c")
 LANES = 16  # a room for columns is a multiple of it, and so of every processor's vectors
 # Sums in any order, as vectors need them. Not -ffast-math, with which gcc before 13 would round the tiniest numbers of
 # the whole process to zero, nor -ffinite-math-only: masks and scores of hypotheses that do not exist are -inf
-FLAGS = "-O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-math -fno-math-errno -shared -fPIC"
+COMPILER_FLAGS = (
+    "-O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-math -fno-math-errno -shared -fPIC"
+)
 
 # Keys (B, H, K, room), values (B, H, room, V), a mask (B, 1, W or 1, columns) of 0 and -inf, the columns taken
 Seen = tuple[Tensor, Tensor, Tensor | None, int]
@@ -54,7 +56,7 @@ def library() -> ctypes.CDLL:
         raise ValueError("decoding.compile=true: there is no C compiler cc here; install one, or use false")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
-        command = [COMPILER, *FLAGS.split(), "-o", str(path), str(SOURCE), "-lm"]
+        command = [COMPILER, *COMPILER_FLAGS.split(), "-o", str(path), str(SOURCE), "-lm"]
         try:
             subprocess.run(command, capture_output=True, text=True, check=True)
             found = ctypes.CDLL(str(path))

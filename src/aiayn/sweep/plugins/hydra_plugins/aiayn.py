@@ -49,7 +49,7 @@ class Rows(BasicSweeper):
         if isinstance(self.launcher, SideBySide):  # does the rest itself
             return self.launcher.launch(points, initial_job_idx=0)
         with cli.one_line_errors():
-            runs = checked(self.hydra_context, self.config, points)
+            runs = checked_runs(self.hydra_context, self.config, points)
         code = other_launchers.hand_over(runs, lambda numbers: self.codes([points[number] for number in numbers]))
         if code:
             sys.exit(code)
@@ -74,7 +74,7 @@ class Rows(BasicSweeper):
         return [job.return_value for job in ended]
 
 
-def checked(context: HydraContext, composed: DictConfig, points: Sequence[Sequence[str]]) -> "list[Config]":
+def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[Sequence[str]]) -> "list[Config]":
     """The runs of a sweep, or the errors of `config.convert` and `prepare.check`."""
     from aiayn.config import compose
     from aiayn.data import prepare
@@ -107,7 +107,7 @@ class SideBySide(Launcher):
         if not isinstance(self.patience, int | float) or not self.patience > 0:
             cli.fail(f"hydra.launcher.patience={self.patience}: must be a number of minutes above 0")
         with cli.one_line_errors():
-            runs = checked(self.hydra_context, self.config, job_overrides)
+            runs = checked_runs(self.hydra_context, self.config, job_overrides)
             names = devices.names(runs[0].hardware, self.devices)
             launcher.prepare_once(runs)
             sweep = launcher.Sweep(runs, names, 60 * self.patience, self.most)
