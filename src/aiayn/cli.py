@@ -20,7 +20,7 @@ from aiayn.config import compose, schema, versions
 from aiayn.core import signals
 
 COMMANDS = {
-    "prepare": "download, verify, clean, cut and encode a corpus",
+    "prepare": "download, verify, clean, tokenize and encode a corpus",
     "train": "train a row, or a sweep of rows with -m, and evaluate it",
     "evaluate": "perplexity, bits per character and BLEU of a trained row",
     "translate": "standard input to standard output, n lines in, n lines out",
@@ -128,7 +128,7 @@ EXAMPLES = {
 }
 FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")
 ALONE = ("-m", "--multirun", "--resolve")  # flags without a value
-# A name, several, or what a sweep makes of all names; never a path, which would lead to a file of somebody else's
+# A name, several, or what a sweep makes of all names; never a path, which would lead to a file outside the package
 FILE = re.compile(r"[^/\\]*")
 GROUPS = ("experiment", "data", "scale", "fidelity", "hardware", "hydra/launcher")
 EXIT_CODES = (

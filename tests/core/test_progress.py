@@ -58,25 +58,29 @@ def test_a_log_has_a_plain_line_now_and_then_and_none_of_what_is_quick(monkeypat
 
 
 def test_of_a_stage_the_first_and_the_last_message_are_printed(capsys) -> None:
-    with progress.stages("prepare") as tell:
-        for message in ("learning 37 pieces", *(f"train: {n} pairs encoded" for n in range(2, 19)), "dev: 3 pairs"):
-            tell(message)
-    said = ["learning 37 pieces", "train: 2 pairs encoded", "train: 18 pairs encoded", "dev: 3 pairs"]
+    with progress.stages("prepare") as report:
+        for message in (
+            "training a 37-subword vocabulary",
+            *(f"train: {n} pairs encoded" for n in range(2, 19)),
+            "dev: 3 pairs",
+        ):
+            report(message)
+    said = ["training a 37-subword vocabulary", "train: 2 pairs encoded", "train: 18 pairs encoded", "dev: 3 pairs"]
     assert capsys.readouterr() == ("".join(f"prepare: {line}\n" for line in said), "")
 
 
 def test_a_stage_that_ends_in_an_error_has_its_last_message(capsys) -> None:
-    with suppress(ZeroDivisionError), progress.stages("prepare") as tell:
+    with suppress(ZeroDivisionError), progress.stages("prepare") as report:
         for number in (1, 2, 3):
-            tell(f"{number} pairs")
+            report(f"{number} pairs")
         raise ZeroDivisionError
     assert capsys.readouterr().out == "prepare: 1 pairs\nprepare: 3 pairs\n"
 
 
 def test_what_is_printed_goes_into_the_pipe_though_bars_are_shown(terminal: Any, capsys) -> None:
     screen = terminal()
-    with progress.stages("prepare") as tell, progress.counted("inside", 3, "lines") as done:
-        tell("to be kept")
+    with progress.stages("prepare") as report, progress.counted("inside", 3, "lines") as done:
+        report("to be kept")
         done(3)
     assert capsys.readouterr().out == "prepare: to be kept\n"
     seen = screen.read()
@@ -100,7 +104,7 @@ def commands(run: compose.Config, folder: Any, monkeypatch: pytest.MonkeyPatch) 
 
     fresh = compose.dataclasses.replace(run, prepared=str(folder))
     return {
-        "prepare": ("prepare: learning 25 pieces", lambda: prepare.main(fresh)),
+        "prepare": ("prepare: training a 25-subword vocabulary", lambda: prepare.main(fresh)),
         "evaluate": ("decoding dev", lambda: table2.main(run)),
         "translate": ("translating", translated),
         "report": ("reading curves", lambda: contents.collect(run)),

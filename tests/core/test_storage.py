@@ -316,12 +316,12 @@ def test_who_waits_for_a_lock_says_once_for_whom_and_gets_it_when_the_owner_is_d
                 owner.close()
 
         monkeypatch.setattr(storage.time, "sleep", pause)
-        with storage.lock(path, wait=True, tell=told.append):
+        with storage.lock(path, wait=True, report=told.append):
             assert pauses == [storage.LOCK_SECONDS] * 7
     mine = f"process {os.getpid()} on {os.uname().nodename}"
     assert turns == [mine] * 7
     assert told == [f"waiting: {tmp_path} is in use by {mine}"]
-    with storage.lock(path, wait=True, tell=pytest.fail):  # control: nobody to wait for
+    with storage.lock(path, wait=True, report=pytest.fail):  # control: nobody to wait for
         pass
 
 
@@ -335,7 +335,7 @@ def test_a_signal_ends_the_wait_for_a_lock(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
             owner.close()  # whoever goes on gets the lock, and fails the test
 
-        waits = storage.lock(path, wait=True, tell=signalled)
+        waits = storage.lock(path, wait=True, report=signalled)
         with pytest.raises(Interrupted, match="stopped by SIGTERM"):
             waits.__enter__()
         owner.close()

@@ -289,7 +289,7 @@ def test_a_disk_that_refuses_is_named_and_again_gives_the_same_files(
 def test_of_several_processes_at_once_one_works_and_the_others_wait(tmp_path, text, prepared) -> None:
     with ThreadPoolExecutor() as pool:
         outputs = [output for _, output in pool.map(lambda _: prepare_elsewhere(tmp_path / "small", text), range(3))]
-    assert sum("learning" in output for output in outputs) == 1
+    assert sum("training a" in output for output in outputs) == 1
     assert {output.split()[-1] for output in outputs} == {prepared.sha256}
 
 
@@ -298,17 +298,17 @@ def test_who_waits_for_another_process_says_so_and_a_signal_ends_the_wait(tmp_pa
     with ExitStack() as owner, interrupting():
         owner.enter_context(storage.lock(folder / ".lock", wait=False))
 
-        def tell(message: str) -> None:
+        def report(message: str) -> None:
             told.append(message)
             os.kill(os.getpid(), signal.SIGTERM)
             owner.close()  # whoever goes on gets the lock
 
         with pytest.raises(Interrupted):
-            encode_corpus(folder, origin, VOCAB_SIZE, MAX_LENGTH, tell)
+            encode_corpus(folder, origin, VOCAB_SIZE, MAX_LENGTH, report)
     assert told == [f"waiting: {folder} is in use by process {os.getpid()} on {os.uname().nodename}"]
 
 
-STAGES = ("learning", "train: 97 pairs", "dev: 13 pairs", "test: 11 pairs")
+STAGES = ("training a", "train: 97 pairs", "dev: 13 pairs", "test: 11 pairs")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -318,13 +318,13 @@ def test_a_signal_ends_every_stage_and_the_same_call_goes_on_after_the_last_comp
     """A split's message comes before its files have their names."""
     told: list[str] = []
 
-    def tell(message: str) -> None:
+    def report(message: str) -> None:
         told.append(message)
         if message.startswith(stage):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with interrupting(), pytest.raises(Interrupted, match="stopped by SIGTERM"):
-        prepare_here(tmp_path / "small", text, progress=tell)
+        prepare_here(tmp_path / "small", text, progress=report)
     assert told[-1].startswith(stage)
     assert {path.name for path in (tmp_path / "small").iterdir()} <= {*contents(prepared.folder), ".manifest.part"}
     told.clear()

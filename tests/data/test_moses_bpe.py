@@ -49,7 +49,7 @@ def moses(line: str, language: str) -> list[str]:
 
 
 def pieces(tokenizer: MosesBpe, ids) -> list[str]:
-    return [tokenizer.pieces[token] for token in ids]
+    return [tokenizer.subwords[token] for token in ids]
 
 
 def test_the_merges_are_subword_nmts_own_on_the_tokenised_text(model):
@@ -87,7 +87,7 @@ def test_every_piece_of_the_text_is_known_and_ids_go_by_frequency(tokenizer):
     assert counts[UNK] == 0
     assert list(counts[4:]) == sorted(counts[4:], reverse=True)
     assert counts[-1] > 0
-    assert len(set(tokenizer.pieces)) == tokenizer.vocab_size
+    assert len(set(tokenizer.subwords)) == tokenizer.vocab_size
 
 
 def test_translations_come_back_as_moses_puts_them_together(tokenizer):

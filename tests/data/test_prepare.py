@@ -47,7 +47,7 @@ def test_your_own_text_is_prepared_and_what_was_kept_is_printed(run, tmp_path, c
     assert "train: 4001 lines, 4001 pairs kept, dropped: none" in printed
     assert "dev: 41 lines, 41 pairs kept, dropped: none" in printed
     assert "test: 43 lines, 43 pairs kept, dropped: none" in printed
-    assert re.search(r"25 pieces, SHA-256 [0-9a-f]{64}\n", printed)
+    assert re.search(r"25 subwords, SHA-256 [0-9a-f]{64}\n", printed)
     assert [path.name for path in tmp_path.iterdir()] == ["prepared"]
 
 
@@ -183,7 +183,7 @@ def test_two_commands_at_once_prepare_once(digits, tmp_path):
     both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert sum("learning 25 pieces" in text for text in printed) == 1
+    assert sum("training a 25-subword vocabulary" in text for text in printed) == 1
     assert printed[0].splitlines()[-4:] == printed[1].splitlines()[-4:]
 
 
@@ -229,7 +229,7 @@ LONG = (
 
 
 @needs_proc
-@pytest.mark.parametrize("stage", ["learning", "train: "])
+@pytest.mark.parametrize("stage", ["training a", "train: "])
 def test_no_process_outlives_a_preparation_that_is_killed(tmp_path, stage):
     process = command_at_work(["prepare", f"prepared={tmp_path}/prepared", *LONG], tmp_path, stage)
     deadline = time.monotonic() + 30
@@ -248,11 +248,11 @@ def test_no_process_outlives_a_preparation_that_is_killed(tmp_path, stage):
 @pytest.mark.parametrize(
     ("words", "stage", "number"),
     [
-        (["prepare"], "learning", signal.SIGINT),
+        (["prepare"], "training a", signal.SIGINT),
         pytest.param(["prepare"], "train: ", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(["train", "-m", "seed=1,2"], "learning", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(["train", "-m", "seed=1,2"], "training a", signal.SIGTERM, marks=pytest.mark.slow),
         (["train", "-m", "seed=1,2"], "train: ", signal.SIGINT),
-        pytest.param(["train"], "learning", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(["train"], "training a", signal.SIGINT, marks=pytest.mark.slow),
         (["train"], "train: ", signal.SIGTERM),
     ],
 )

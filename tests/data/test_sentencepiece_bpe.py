@@ -117,11 +117,11 @@ def test_the_same_lines_give_the_same_bytes_and_exactly_the_pieces_asked_for(tmp
 
 def test_a_vocabulary_the_text_cannot_fill_is_refused_with_the_largest_that_works(tmp_path) -> None:
     lines = ["low lower lowest new newer newest"]
-    with pytest.raises(ValueError, match=r"data\.vocab_size is 1000, but .* at most \d+ pieces") as refused:
+    with pytest.raises(ValueError, match=r"data\.vocab_size is 1000, but .* at most \d+ subwords") as refused:
         learn(lines, 1000, tmp_path / "tokenizer.model")
     assert not (tmp_path / "tokenizer.model").exists()
     largest = int(str(refused.value).split("at most ")[1].split()[0])
-    with pytest.raises(ValueError, match=f"at most {largest} pieces"):
+    with pytest.raises(ValueError, match=f"at most {largest} subwords"):
         learn(lines, largest + 1, tmp_path / "tokenizer.model")
     learn(lines, largest, tmp_path / "tokenizer.model")
 
@@ -148,9 +148,9 @@ def test_counted_words_teach_the_pieces_that_whole_lines_teach(tmp_path) -> None
     learn(lines, 1009, tmp_path / "tokenizer.model")
     whole = by_sentencepiece_alone(lines, 1009, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS)
     expected = [whole.id_to_piece(number) for number in range(EOS + 1, 1009)]
-    assert Tokenizer(tmp_path / "tokenizer.model").pieces[EOS + 1 :] == expected
+    assert Tokenizer(tmp_path / "tokenizer.model").subwords[EOS + 1 :] == expected
     learn(lines[::2], 1009, tmp_path / "half.model")  # control: other counts teach other pieces
-    assert Tokenizer(tmp_path / "half.model").pieces[EOS + 1 :] != expected
+    assert Tokenizer(tmp_path / "half.model").subwords[EOS + 1 :] != expected
 
 
 def test_beyond_a_number_of_words_the_rarest_are_forgotten_but_no_character() -> None:
@@ -193,9 +193,9 @@ def test_more_letters_than_pieces_are_learned_from_change_pieces_but_no_characte
     learn(lines, 23, tmp_path / "all.model")
     monkeypatch.setattr(sentencepiece_bpe, "MAX_LETTERS", 14)
     learn(lines, 23, tmp_path / "some.model")
-    pieces = Tokenizer(tmp_path / "some.model").pieces
+    pieces = Tokenizer(tmp_path / "some.model").subwords
     assert "ж" in pieces
-    assert pieces != Tokenizer(tmp_path / "all.model").pieces
+    assert pieces != Tokenizer(tmp_path / "all.model").subwords
 
 
 def test_the_embedded_corpus_comes_back_exactly(embedded) -> None:

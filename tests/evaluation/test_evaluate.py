@@ -108,7 +108,7 @@ def test_evaluating_the_mean_equals_evaluating_averaged_weights(run, capsys):
     assert len((folder / "translations-test-average2.txt").read_bytes().split(b"\n")) == 44
     printed = capsys.readouterr().out
     assert (
-        f"perplexity {found['ppl']:.3f} per token ({found['tokens']} tokens, 25 pieces, tokenizer=sentencepiece)"
+        f"perplexity {found['ppl']:.3f} per token ({found['tokens']} tokens, 25 subwords, tokenizer=sentencepiece)"
         in printed
     )
     assert "digits test, scale paper" in printed

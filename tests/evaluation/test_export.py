@@ -170,12 +170,12 @@ def test_the_exported_run_translates_text_as_ours_with_ctranslate2_and_sentencep
     tokenizer = Tokenizer(folder / "tokenizer.model")
     ids = tokenizer.encode(lines)
     results = translator(folder).translate_batch(
-        [[tokenizer.pieces[token] for token in sentence] for sentence in ids],
+        [[tokenizer.subwords[token] for token in sentence] for sentence in ids],
         beam_size=1,
         max_decoding_length=50,
         min_decoding_length=0,
     )
-    found = [[tokenizer.pieces.index(piece) for piece in result.hypotheses[0]] for result in results]
+    found = [[tokenizer.subwords.index(piece) for piece in result.hypotheses[0]] for result in results]
     expected = translate_ids(
         FastDecoder(model), ids, tokens_per_batch=500, beam_size=1, length_penalty=0.0, max_extra=50, bos=BOS, eos=EOS
     )

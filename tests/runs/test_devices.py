@@ -66,8 +66,8 @@ def test_a_gpu_has_one_run_at_a_time_whatever_command_asks_and_its_workers_see_i
 
 def test_a_process_that_is_killed_gives_its_gpu_back(hardware) -> None:
     code = (
-        "import sys; from contextlib import ExitStack; from aiayn.config import compose\n"
-        "from aiayn.runs import devices\n"
+        "import sys; from contextlib import ExitStack\n"
+        "from aiayn.config import compose; from aiayn.runs import devices\n"
         f"pool = devices.Pool(compose.compose_row('hardware=gpu').hardware, {named('k')!r})\n"
         "held = ExitStack(); print(pool.take(1, held), flush=True); sys.stdin.read()"
     )

@@ -152,9 +152,9 @@ def test_each_corpus_of_unfinished_runs_is_prepared_once_before_any_worker(runs,
     storage.write_json(folders.run_folder(mixed[3]) / "result.json", result_of(mixed[3]))
     prepared, bad = [], {"two"}
 
-    def prepare_one(run, tell):
+    def prepare_one(run, report):
         prepared.append(run.data.name)
-        tell("reading")
+        report("reading")
         if run.data.name in bad:
             raise DataError(f"{run.data.name} is damaged")
 
@@ -166,7 +166,7 @@ def test_each_corpus_of_unfinished_runs_is_prepared_once_before_any_worker(runs,
     with pytest.raises(DataError, match="two is damaged"):  # nothing is left to train on
         launcher.prepare_once(mixed)
     bad.clear()
-    monkeypatch.setattr(launcher.prepare, "prepare", lambda run, tell: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(launcher.prepare, "prepare", lambda run, report: os.kill(os.getpid(), signal.SIGTERM))
     with interrupting(), pytest.raises(Interrupted, match="SIGTERM"):
         launcher.prepare_once(mixed)
 

@@ -76,7 +76,7 @@ def main(run: Config) -> None:
             contests[kind] = part
             show(sheets.by_line(kind, part))
         result["seconds"] = round(time.perf_counter() - began, 1)
-        # After each part: who has only ten minutes keeps what there was time for
+        # After each part: a run that is stopped after ten minutes keeps the parts it had time for
         storage.write_json(output, result)
         short = [sheets.by_rival(contests)] if contests else []
         storage.write_text(output.with_suffix(".md"), markdown(run, result, [*short, *shown]))

@@ -104,28 +104,28 @@ def _lined_up(
         elif against_rivals:
             context = multiprocessing.get_context("spawn")
             pool = stack.enter_context(ProcessPoolExecutor(1, context, signals.serve, (os.getpid(),)))
-            there = pool.submit(_line_up_there, line_up, config, precisions, *given).result()
-            for index, (name, precision, checks, taken) in enumerate(there):
+            remote = pool.submit(_line_up_in_process, line_up, config, precisions, *given).result()
+            for index, (name, precision, checks, taken) in enumerate(remote):
                 run = partial(_asked_to_run, pool, index)
                 contestants.append(Contestant(name, precision, run, checks, warm_up_seconds=taken))
         yield sorted(contestants, key=lambda contestant: precisions.index(contestant.precision))
 
 
 def _asked_to_run(pool: ProcessPoolExecutor, index: int, number: int) -> None:
-    pool.submit(_run_there, index, number).result()
+    pool.submit(_run_in_process, index, number).result()
 
 
-_there: list[Contestant] = []  # in the rivals' process
+_rivals: list[Contestant] = []  # in the rivals' process
 
 
-def _line_up_there(line_up: Callable[..., list[Contestant]], config: Config, *given: Any) -> list[tuple[Any, ...]]:
+def _line_up_in_process(line_up: Callable[..., list[Contestant]], config: Config, *given: Any) -> list[tuple[Any, ...]]:
     torch.set_num_threads(config.hardware.threads)
-    _there.extend(line_up(config, *given, ours=False))
-    return [(rival.name, rival.precision, rival.checks, rival.warm_up_seconds) for rival in _there]
+    _rivals.extend(line_up(config, *given, ours=False))
+    return [(rival.name, rival.precision, rival.checks, rival.warm_up_seconds) for rival in _rivals]
 
 
-def _run_there(index: int, number: int) -> None:
-    _there[index].run(number)
+def _run_in_process(index: int, number: int) -> None:
+    _rivals[index].run(number)
 
 
 def _line(contestant: Contestant) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from aiayn.paper.layers import DecoderLayer
 from aiayn.paper.transformer import Transformer
 
 COMPILED = ", compiled"
-OUTPUT_LENGTH = 25  # tokens; sources as long, EOS included, so that nobody pads
+OUTPUT_LENGTH = 25  # tokens; sources as long, EOS included, so that no contestant pads
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Contestant:
 
 @contextmanager
 def computing(precision: str, device: str, *, training: bool) -> Iterator[None]:
-    """Matrix products in float32, cut short inside if `medium`, or in bf16 by autocast (`bf16`)."""
+    """Matrix products in float32, truncated inside if `medium`, or in bf16 by autocast (`bf16`)."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium" if precision == "medium" else "highest")
     try:
@@ -164,7 +164,7 @@ def compile_parts(module: nn.Module, tokens: int) -> None:
 
 
 def endless(model: Transformer) -> Transformer:
-    """The model, changed so that EOS is never likely: every output is as long as it may be, whoever searches."""
+    """The model, changed so that EOS is never likely: every output is as long as it may be in every search."""
     last = model.decoder[-1]
     assert isinstance(last, DecoderLayer)
     direction = F.normalize(torch.randn(model.d_model), dim=0)
@@ -215,8 +215,8 @@ def _loss_and_gradients(
         loss = loss_of(module, 0) / len(batch.target)
         loss.backward()  # type: ignore[no-untyped-call]
     gradients = copy.deepcopy(module)
-    for there, parameter in zip(gradients.parameters(), module.parameters(), strict=True):
-        there.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+    for gradient, parameter in zip(gradients.parameters(), module.parameters(), strict=True):
+        gradient.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
     module.zero_grad()
     return loss.item(), gradients
 

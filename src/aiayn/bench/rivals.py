@@ -1,4 +1,4 @@
-"""The same Transformer, with the same weights, in other people's code: what `aiayn bench` measures ours against."""
+"""The same Transformer, with the same weights, in other implementations: what `aiayn bench` measures ours against."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -193,7 +193,7 @@ def trainable(model: Transformer) -> dict[str, nn.Module]:
 def decoders(model: Transformer, threads: int, length: int, precision: str) -> dict[str, Decode]:
     """The rivals that can search, each with the model's weights, for outputs of `length` tokens that do not end.
 
-    In float32 (`fp32`), `bf16` or `int8`; whoever asks puts torch under autocast.
+    In float32 (`fp32`), `bf16` or `int8`; the caller puts torch under autocast.
     """
     found: dict[str, Decode] = {}
     if precision != "int8":
@@ -271,9 +271,9 @@ def _generating(model: Any, length: int) -> Decode:
 def _ctranslate2(model: Transformer, compute_type: str, batches_at_once: int, threads: int, length: int) -> Decode:
     import ctranslate2
 
-    pieces = [str(number) for number in range(model.embedding.num_embeddings)]
+    subwords = [str(number) for number in range(model.embedding.num_embeddings)]
     with tempfile.TemporaryDirectory() as folder:
-        write(model, pieces, "ctranslate2", Path(folder))
+        write(model, subwords, "ctranslate2", Path(folder))
         device = "cuda" if model.embedding.weight.is_cuda else "cpu"
         translator = ctranslate2.Translator(
             folder, device, compute_type=compute_type, inter_threads=batches_at_once, intra_threads=threads
@@ -281,11 +281,11 @@ def _ctranslate2(model: Transformer, compute_type: str, batches_at_once: int, th
 
     def decode(sentences: Sequence[list[int]], beam_size: int) -> list[list[int]]:
         results = translator.translate_batch(
-            [[pieces[token] for token in sentence] for sentence in sentences],
+            [[subwords[token] for token in sentence] for sentence in sentences],
             beam_size=beam_size,
             max_batch_size=SENTENCES,
             max_decoding_length=length,
         )
-        return [[int(piece) for piece in result.hypotheses[0]] for result in results]
+        return [[int(subword) for subword in result.hypotheses[0]] for result in results]
 
     return decode

@@ -1,4 +1,4 @@
-"""How a run comes about: `conf/`, `experiments/` and overrides become one checked, scaled Config.
+"""Composes a run: `conf/`, `experiments/` and overrides become one checked, scaled Config.
 
 Nothing below a command's first line sees Hydra.
 """

@@ -1,4 +1,4 @@
-"""Every knob of a run: name, type, range, and whether a run may be resumed with another value. YAML owns the values."""
+"""Every key of a run: name, type, range, and whether a run may be resumed with another value. YAML owns the values."""
 
 import dataclasses
 import difflib
@@ -58,10 +58,10 @@ class Fidelity:
     zero_start: bool = MISSING
     embedding_rows: int = _number(0, 1_000_000)
 
-    def rows(self, pieces: int) -> int:
-        """The rows of the embedding for a vocabulary of so many pieces."""
+    def rows(self, vocab_size: int) -> int:
+        """The rows of the embedding for a vocabulary of this size."""
         # Paper: a shared vocabulary of about 37 000 (5.1); the released code rounds its matrix up to 40 960 rows
-        return max(pieces, self.embedding_rows)
+        return max(vocab_size, self.embedding_rows)
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Training:
 
 @dataclass
 class Data:
-    """Which parallel text, and how it is cut into pieces."""
+    """Which parallel text, and its vocabulary."""
 
     name: str = _name()
     vocab_size: int = _number(8, 1_000_000)
@@ -264,7 +264,7 @@ def checked(config: Config) -> Config:
     if 0 < config.fidelity.embedding_rows < config.data.vocab_size:
         raise ConfigError(
             f"fidelity.embedding_rows={config.fidelity.embedding_rows}: must be at least"
-            f" data.vocab_size={config.data.vocab_size}, or 0 for as many rows as pieces"
+            f" data.vocab_size={config.data.vocab_size}, or 0 for as many rows as subwords"
         )
     if config.training.tokens_per_update < config.data.max_length:
         raise ConfigError(

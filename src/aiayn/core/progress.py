@@ -1,4 +1,4 @@
-"""How far something long is: a bar on a terminal, a plain line now and then in a log, nothing about what is quick."""
+"""Progress of long work: a bar on a terminal, a line every minute or so in a log, nothing for what is quick."""
 
 import os
 import re
@@ -24,15 +24,15 @@ from rich.progress import (
 LOG_SECONDS = 15.0
 
 
-def watched_by_somebody(stream: TextIO) -> bool:
+def is_terminal(stream: TextIO) -> bool:
     """Whether a stream is a terminal that can move its cursor, and none that a CI has only lent."""
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
 
 
 @contextmanager
 def bars(*columns: ProgressColumn) -> Iterator[Progress]:
-    """Bars on standard error, gone when done; silent where nobody watches."""
-    shown = watched_by_somebody(sys.stderr)
+    """Bars on standard error, gone when done; silent where that is no terminal."""
+    shown = is_terminal(sys.stderr)
     # What is printed meanwhile must appear above the bars, but what goes into a file or a pipe must go there
     above = shown and sys.stdout.isatty()
     with Progress(*columns, console=_console(), disable=not shown, transient=True, redirect_stdout=above) as progress:
@@ -41,13 +41,13 @@ def bars(*columns: ProgressColumn) -> Iterator[Progress]:
 
 @contextmanager
 def counted(what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many more are done; `total` is None where nobody knows it."""
+    """A function to call with how many more are done; `total` is None where it is unknown."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit)
     with bars(*columns, TimeRemainingColumn()) as progress:
         bar = progress.add_task(what, total=total)
         done, logged = 0, time.perf_counter()
 
-        def tell(more: int) -> None:
+        def report(more: int) -> None:
             nonlocal done, logged
             done += more
             progress.advance(bar, more)
@@ -55,7 +55,7 @@ def counted(what: str, total: int | None, unit: str) -> Iterator[Callable[[int],
                 logged = time.perf_counter()
                 print(f"{what}: {done}{'' if total is None else f' of {total}'} {unit}", file=sys.stderr, flush=True)
 
-        yield tell
+        yield report
 
 
 def each(items: Iterable[Any], what: str) -> Iterator[Any]:
@@ -78,7 +78,7 @@ def stages(name: str) -> Iterator[Callable[[str], None]]:
         clock = progress.add_task(name, total=None)
         stage, waiting, printed = "", "", 0.0
 
-        def tell(message: str) -> None:
+        def report(message: str) -> None:
             nonlocal stage, waiting, printed
             before, stage = stage, re.sub(r"\d+", "", message)
             if stage != before:
@@ -98,7 +98,7 @@ def stages(name: str) -> Iterator[Callable[[str], None]]:
                 print(f"{name}: {message}", flush=True)
 
         try:
-            yield tell
+            yield report
         finally:
             say(waiting)
 

@@ -127,7 +127,7 @@ def append_bytes(file: BinaryIO, path: Path, data: bytes) -> None:
 
 
 def adopt(partial: Path, path: Path) -> None:
-    """Gives what was appended to `partial` piece by piece its name, once it is known to be whole."""
+    """Gives what was appended to `partial` block by block its name, once it is known to be whole."""
     try:
         with partial.open("rb") as file:
             os.fsync(file.fileno())
@@ -188,11 +188,11 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def lock(path: Path, *, wait: bool, tell: Callable[[str], None] = lambda message: None) -> Iterator[None]:
+def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda message: None) -> Iterator[None]:
     """Holds `path` for this process; the kernel drops it with the process, so a dead owner never blocks anyone.
 
-    When `wait`, waits for the owner: `tell` hears once for whom. Otherwise raises InUse with the owner's process and
-    host.
+    When `wait`, waits for the owner and calls `report` once with its name. Otherwise raises InUse with the owner's
+    process and host.
     """
     try:
         _make_folder(path.parent)
@@ -207,7 +207,7 @@ def lock(path: Path, *, wait: bool, tell: Callable[[str], None] = lambda message
             if not wait:
                 raise InUse(f"{in_use}: wait for it or stop it")
             if not waiting:
-                tell(f"waiting: {in_use}")
+                report(f"waiting: {in_use}")
                 waiting = True
             time.sleep(LOCK_SECONDS)
         try:

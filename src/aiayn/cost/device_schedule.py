@@ -1,4 +1,4 @@
-"""Which run is to have which devices of a machine, and when."""
+"""The schedule of a sweep: which run gets which devices of a machine, and when."""
 
 import heapq
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ class Turn(Generic[Scheduled]):
 
 
 def schedule(rows: Sequence[Scheduled], devices: dict[str, int], available: int) -> list[Turn[Scheduled]]:
-    """Who works where and when, longest first: each row takes the devices that are free first.
+    """The devices and times of all rows, longest first: each row takes the devices that are free first.
 
-    An update that several devices share is taken to be as much faster: what they tell each other is not counted.
+    An update that several devices share is taken to be as much faster: communication is not counted.
     """
     free = [(0.0, number) for number in range(available)]
     turns = []

@@ -69,15 +69,15 @@ def estimate(run: Config, corpus: CorpusStatistics) -> Estimate:
         raise ConfigError(
             f"hardware.precision={hardware.precision}: of the GPUs only the peak in bf16-mixed is known; plan with that"
         )
-    pieces = run.fidelity.rows(corpus.vocab_size or run.data.vocab_size)
+    rows = run.fidelity.rows(corpus.vocab_size or run.data.vocab_size)
     tokens = training.max_steps * training.tokens_per_update
-    work = flops.training_flops(run.model, pieces, tokens, tokens, corpus.source_length, corpus.target_length)
+    work = flops.training_flops(run.model, rows, tokens, tokens, corpus.source_length, corpus.target_length)
     device = flops.device(hardware, run.plan.gpu)
     efficiency = run.plan.efficiency or device.efficiency
     rate = device.peak * flops.TERA * efficiency * (hardware.threads if hardware.accelerator == "cpu" else 1)
-    count = parameters(run, pieces)
+    count = parameters(run, rows)
     return Estimate(
-        run.experiment + folders.variation(run), run, count, work, memory(run, count, pieces, corpus), work / rate
+        run.experiment + folders.variation(run), run, count, work, memory(run, count, rows, corpus), work / rate
     )
 
 
@@ -132,8 +132,8 @@ def corpus_statistics(run: Config) -> CorpusStatistics:
     if remote:
         folder = prepare.archives(run)
         absent = wmt14.missing(remote, folder)
-        there = [archive for archive in remote.archives if archive.name not in absent]
-        wmt14.check(there, folder, lambda message: None, brought=bool(run.data.source))
+        present = [archive for archive in remote.archives if archive.name not in absent]
+        wmt14.check(present, folder, lambda message: None, brought=bool(run.data.source))
         to_come, encoded = wmt14.needed(remote, folder)
         state = f"{to_come / GIGA:.1f} GB to download" if absent else "every archive as its SHA-256 says"
         found = f"about {remote.pairs:,} pairs, {state}; not prepared yet: lengths are assumed"

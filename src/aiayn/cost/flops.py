@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from aiayn.config.schema import Hardware, Model
 from aiayn.data.encoded import Lengths
 
-# The token-weighted mean length of WMT14's sentences, 28 pieces each on average: what counts in attention
+# The token-weighted mean length of WMT14's sentences, 28 subwords each on average: what counts in attention
 LENGTH = 40.0
 TERA = 1e12
 

@@ -160,7 +160,7 @@ def text(
         f"{available} x {unit}: peak {device.peak:g} TFLOP/s, of which training sustains {basis}.",
         f"Lengths {known}: {corpus.source_length:.1f} source and {corpus.target_length:.1f} target tokens,"
         f" weighted by tokens{epochs}.",
-        "GB: on each device, estimated. Left out: evaluation, start-up, what devices that share a row tell each other.",
+        "GB: on each device, estimated. Left out: evaluation, start-up and traffic between devices that share a row.",
         *(["Cost: give plan.price_per_hour of one device."] if price is None else []),
         *(
             f"Disk: {disk.needed / GIGA:.2f} GB to be written, {disk.free / GIGA:.1f} GB free for {disk.keys}."

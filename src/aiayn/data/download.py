@@ -60,11 +60,11 @@ def fetch(
     remote: Remote,
     folder: Path,
     received: Callable[[int], None],
-    tell: Callable[[str], None] = lambda message: None,
+    report: Callable[[str], None] = lambda message: None,
 ) -> Path:
-    """The file in `folder`, whole; `received` hears how many bytes are there. What is there already is not asked for.
+    """The file in `folder`, whole; `received` is called with how many bytes there are. What is there is not asked for.
 
-    `tell` hears why an attempt failed and when the next one is. Raises DataError with both sizes and both SHA-256 when
+    `report` gets why an attempt failed and when the next one is. Raises DataError with both sizes and both SHA-256 when
     something else came, Unavailable when the server does not give it.
     """
     path, partial = folder / remote.name, partial_path(remote, folder)
@@ -79,7 +79,7 @@ def fetch(
             failed.append(error)
             if len(failed) < ATTEMPTS:
                 pause = FIRST_PAUSE_SECONDS * 2 ** (len(failed) - 1)
-                tell(f"attempt {len(failed) + 1} of {ATTEMPTS} in {pause:.0f} s: {remote.url}: {error}")
+                report(f"attempt {len(failed) + 1} of {ATTEMPTS} in {pause:.0f} s: {remote.url}: {error}")
                 time.sleep(pause)
     else:
         reached = any(not isinstance(error, _Unreached) for error in failed)
@@ -201,16 +201,16 @@ def _append(
         raise _refusal(remote, remote.url, _measured(answer, blocks, remote.size))
     if start == 0:
         storage.remove(partial)
-    there = start
+    arrived = start
     with storage.appending(partial) as file:
         for block in blocks:
             storage.append_bytes(file, partial, block)
-            there += len(block)
-            received(there)
-            if there > remote.size:
+            arrived += len(block)
+            received(arrived)
+            if arrived > remote.size:
                 break
-    if there < (remote.size if length is None else start + int(length)):
-        raise _BrokenOff(f"the connection ended after {there} of {remote.size} bytes")
+    if arrived < (remote.size if length is None else start + int(length)):
+        raise _BrokenOff(f"the connection ended after {arrived} of {remote.size} bytes")
 
 
 def _measured(answer: http.client.HTTPResponse, blocks: Iterator[bytes], most: int) -> str:

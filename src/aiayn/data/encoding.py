@@ -1,4 +1,4 @@
-"""How a corpus is encoded: tokenizer and splits in stages, each of which a killed preparation keeps."""
+"""Encodes a corpus in stages, tokenizer first, then split by split; after a kill, complete stages are reused."""
 
 import ctypes
 import json
@@ -59,7 +59,7 @@ def encode_corpus(
 ) -> Dataset:
     """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
 
-    Learns the tokenizer from the training text: `vocab_size` pieces of SentencePiece, or, given the languages of both
+    Trains the tokenizer from the training text: `vocab_size` subwords of SentencePiece, or, given the languages of both
     sides as `moses`, what the released code's recipe gives. Drops training pairs with a side of more than `max_length`
     tokens, EOS included; of dev and test, only pairs over `selection.max_words`. One process works while others wait
     for it. A preparation that was killed continues after its last complete stage: the tokenizer, and each split. Raises
@@ -69,7 +69,7 @@ def encode_corpus(
     settings = {**vocabulary, "max_length": max_length, **asdict(selection), **origin.identity}
     if (folder / "manifest.json").exists():
         return _prepared_before(folder, settings)
-    with storage.lock(folder / ".lock", wait=True, tell=progress):
+    with storage.lock(folder / ".lock", wait=True, report=progress):
         if (folder / "manifest.json").exists():
             return _prepared_before(folder, settings)
         storage.remove_unfinished(folder)
@@ -84,7 +84,7 @@ def encode_corpus(
                 progress(f"learning {moses_bpe.MERGES} merges of Moses tokens")
                 moses_bpe.learn(pairs, moses, folder / "tokenizer.model")
             else:
-                progress(f"learning {vocab_size} pieces")
+                progress(f"training a {vocab_size}-subword vocabulary")
                 learn(chain.from_iterable(pairs), vocab_size, folder / "tokenizer.model")
             if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
                 trim(0)  # or glibc would keep what learning took, beside the processes that are to come

@@ -1,4 +1,4 @@
-"""The released code's own kind of vocabulary: Moses tokens of both languages, cut by one list of byte-pair merges."""
+"""The released code's own kind of vocabulary: Moses tokens of both languages, split by one list of byte-pair merges."""
 
 import contextlib
 import io
@@ -27,7 +27,7 @@ MERGES = 32_000
 MAX_LETTERS = 7_000_000
 """Letters of the words that merges are learned from, the most frequent words first: half a million words or so."""
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # by their ids; Moses escapes the angle brackets of text
-_CUT = "@@"
+_CONTINUED = "@@"
 _PAIRS_AT_ONCE = 16_384
 _MAX_PROCESSES = 8
 _MAX_CACHED_WORDS = 2**17
@@ -36,7 +36,7 @@ _MAX_CACHED_WORDS = 2**17
 class MosesBpe:
     """A learned vocabulary: lines of either language to token ids, and ids to detokenised text of the target language.
 
-    Text comes back as Moses puts it together: not exactly. A literal `@@` at a word's end is taken for a cut.
+    Text comes back as Moses puts it together: not exactly. A literal `@@` at a word's end is taken for a split word.
     """
 
     def __init__(self, model: Path) -> None:
@@ -44,31 +44,31 @@ class MosesBpe:
         read: dict[str, Any] = json.loads(model.read_bytes())
         self._languages: dict[Side, str] = read["languages"]
         self._bpe = BPE(io.StringIO("\n".join(["#version: 0.2", *read["merges"]]), newline="\n"))
-        self.pieces: list[str] = [*SPECIAL, *read["pieces"]]
+        self.subwords: list[str] = [*SPECIAL, *read["pieces"]]
         """The text of each token id; one that ends with `@@` goes on in the next."""
-        self._ids = {piece: number for number, piece in enumerate(self.pieces)}
-        self.vocab_size = len(self.pieces)
+        self._ids = {subword: number for number, subword in enumerate(self.subwords)}
+        self.vocab_size = len(self.subwords)
 
     def encode(self, lines: Sequence[str], side: Side = "source") -> list[npt.NDArray[np.int32]]:
-        """The token ids of each line, without special tokens; a piece never seen in learning becomes UNK."""
+        """The token ids of each line, without special tokens; a subword never seen in learning becomes UNK."""
         moses = _moses(self._languages[side])
         if len(self._bpe.cache) > _MAX_CACHED_WORDS:
             self._bpe.cache.clear()
-        cut = (self._bpe.segment_tokens(moses.tokenize(line)) for line in lines)
-        return [np.array([self._ids.get(piece, UNK) for piece in pieces], np.int32) for pieces in cut]
+        words = (self._bpe.segment_tokens(moses.tokenize(line)) for line in lines)
+        return [np.array([self._ids.get(subword, UNK) for subword in line], np.int32) for line in words]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047.
 
-        Ids that are no piece are silent too: a model may have more embedding rows than there are pieces.
+        Ids that are no subword are silent too: a model may have more embedding rows than there are subwords.
         """
         detokenizer = _detokenizer(self._languages["target"])
         return [detokenizer.detokenize(self._words(sentence)) for sentence in ids]
 
     def _words(self, ids: Sequence[int]) -> list[str]:
         known = (token for token in ids if token == UNK or len(SPECIAL) <= token < self.vocab_size)
-        pieces = ("\u2047" if token == UNK else self.pieces[token] for token in known)
-        return " ".join(pieces).replace(f"{_CUT} ", "").removesuffix(_CUT).split()
+        subwords = ("\u2047" if token == UNK else self.subwords[token] for token in known)
+        return " ".join(subwords).replace(f"{_CONTINUED} ", "").removesuffix(_CONTINUED).split()
 
 
 def load(model: Path) -> Tokenizer | MosesBpe:
@@ -104,10 +104,10 @@ def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> Non
             "tokenizer=paper: no two letters stand together twice in this text: use tokenizer=sentencepiece"
         )
     bpe = BPE(io.StringIO("\n".join(["#version: 0.2", *merges]), newline="\n"))
-    pieces: Counter[str] = Counter()
+    subwords: Counter[str] = Counter()
     for word, count in counts:
-        for piece in bpe.segment_tokens([word]):
-            pieces[piece] += count
+        for subword in bpe.segment_tokens([word]):
+            subwords[subword] += count
         if len(bpe.cache) > _MAX_CACHED_WORDS:
             bpe.cache.clear()
     storage.write_json(
@@ -115,7 +115,7 @@ def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> Non
         {
             "languages": dict(zip(("source", "target"), languages, strict=True)),
             "merges": merges,
-            "pieces": sorted(pieces, key=lambda piece: (-pieces[piece], piece)),
+            "pieces": sorted(subwords, key=lambda subword: (-subwords[subword], subword)),
         },
     )
 

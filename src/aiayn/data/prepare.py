@@ -1,4 +1,4 @@
-"""`aiayn prepare`: the corpus that the configuration names, downloaded, verified, cleaned, cut and encoded."""
+"""`aiayn prepare`: the corpus that the configuration names, downloaded, verified, cleaned, tokenized and encoded."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def sources(data: Data) -> Text:
     }
 
 
-def prepare(config: Config, tell: Callable[[str], None]) -> Dataset:
+def prepare(config: Config, report: Callable[[str], None]) -> Dataset:
     """The encoded corpus under its `prepared_folder`; made only once."""
     check(config)
     data = config.data
@@ -49,10 +49,10 @@ def prepare(config: Config, tell: Callable[[str], None]) -> Dataset:
         text = sources(data)
         origin = Origin(fingerprints(text), lambda: text)
     else:
-        origin = Origin(wmt14.identity(corpus), partial(_fetched, corpus, config, tell))
+        origin = Origin(wmt14.identity(corpus), partial(_fetched, corpus, config, report))
     moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
     into, chosen = prepared_folder(config), selection(config.scale)
-    return encode_corpus(into, origin, data.vocab_size, data.max_length, tell, moses, chosen)
+    return encode_corpus(into, origin, data.vocab_size, data.max_length, report, moses, chosen)
 
 
 def selection(scale: Scale) -> Selection:
@@ -79,19 +79,19 @@ def archives(config: Config) -> Path:
     return Path(config.data.source or Path(config.prepared) / "downloads")
 
 
-def _fetched(corpus: wmt14.Corpus, config: Config, tell: Callable[[str], None]) -> Text:
-    tell(f"{config.data.name}: {wmt14.estimate(corpus, archives(config), Path(config.prepared))}")
+def _fetched(corpus: wmt14.Corpus, config: Config, report: Callable[[str], None]) -> Text:
+    report(f"{config.data.name}: {wmt14.estimate(corpus, archives(config), Path(config.prepared))}")
     if not config.data.source:
-        wmt14.fetch(corpus, archives(config), tell)
-    wmt14.check(corpus.archives, archives(config), tell, brought=bool(config.data.source))
-    return wmt14.text(corpus, archives(config), tell)
+        wmt14.fetch(corpus, archives(config), report)
+    wmt14.check(corpus.archives, archives(config), report, brought=bool(config.data.source))
+    return wmt14.text(corpus, archives(config), report)
 
 
 def main(config: Config) -> None:
     """Prepares and prints what was kept, what was dropped and why."""
-    with progress.stages("prepare") as tell:
-        dataset = prepare(config, tell)
-    print(f"{dataset.folder}: {dataset.tokenizer.vocab_size} pieces, SHA-256 {dataset.sha256}")
+    with progress.stages("prepare") as report:
+        dataset = prepare(config, report)
+    print(f"{dataset.folder}: {dataset.tokenizer.vocab_size} subwords, SHA-256 {dataset.sha256}")
     for split, counts in dataset.manifest["splits"].items():
         dropped = ", ".join(f"{count} {reason}" for reason, count in counts["dropped"].items() if count) or "none"
         unseen = f"unseen characters: {counts['source_unknown']} source, {counts['target_unknown']} target"

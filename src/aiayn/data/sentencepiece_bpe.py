@@ -23,13 +23,13 @@ MAX_WORDS = 3_000_000
 MAX_COUNTED_LETTERS = 2**26
 """Letters of those words, for in text without spaces a word is a line; up to twice as many are in memory."""
 MAX_LETTERS = 20_000_000
-"""Letters of the words that pieces are learned from, the most frequent ones: SentencePiece takes 50 bytes for each."""
+"""Letters of the words that it is trained on, the most frequent ones: SentencePiece takes 50 bytes for each."""
 
 WORDS_AT_ONCE = 10_000
 """Words that are trained on in this process: a second's work. More go to one that a signal's end can kill."""
 
 # SentencePiece writes a space as U+2581, learns nothing from lines with U+2585 or NUL, takes a count after a tab, and
-# cuts lines where the name of a special token stands: so those characters travel as escapes, the special tokens have
+# splits lines where the name of a special token stands: so those characters travel as escapes, the special tokens have
 # names that no escaped line can hold, and everything in a line is text
 _ESCAPE = "\ue000"
 _ESCAPED = {
@@ -48,8 +48,8 @@ class Tokenizer:
         self.vocab_size: int = self._processor.get_piece_size()
 
     @property
-    def pieces(self) -> list[str]:
-        """The piece of each token id, as SentencePiece writes it."""
+    def subwords(self) -> list[str]:
+        """The subword of each token id, as SentencePiece writes it."""
         return [self._processor.id_to_piece(number) for number in range(self.vocab_size)]
 
     def encode(self, lines: Sequence[str], side: Side = "source") -> list[npt.NDArray[np.int32]]:
@@ -62,14 +62,14 @@ class Tokenizer:
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047 between spaces.
 
-        Ids that are no piece are silent too: a model may have more embedding rows than there are pieces.
+        Ids that are no subword are silent too: a model may have more embedding rows than there are subwords.
         """
         known = ([int(token) for token in sentence if token < self.vocab_size] for sentence in ids)
         return [_unescape(self._processor.decode(sentence)) for sentence in known]
 
 
 def learn(lines: Iterable[str], vocab_size: int, model: Path) -> None:
-    """Learns `vocab_size` pieces from lines of any length into the file `model`; the same lines give the same bytes.
+    """Learns `vocab_size` subwords from lines of any length into the file `model`; the same lines give the same bytes.
 
     Raises ConfigError naming data.vocab_size when it is too large or too small for the text.
     """
@@ -181,7 +181,9 @@ def _unescape(text: str) -> str:
 
 def _explained(error: RuntimeError, vocab_size: int) -> Exception:
     if match := re.search(r"to a value <= (\d+)", str(error)):
-        return ConfigError(f"data.vocab_size is {vocab_size}, but this text gives at most {match[1]} pieces: lower it")
+        return ConfigError(
+            f"data.vocab_size is {vocab_size}, but this text gives at most {match[1]} subwords: lower it"
+        )
     if match := re.search(r"required_chars\. -?\d+ vs (\d+)", str(error)):
         return ConfigError(f"data.vocab_size is {vocab_size}, but this text needs at least {match[1]}: raise it")
     return error

@@ -138,7 +138,7 @@ def estimate(corpus: Corpus, archives: Path, prepared: Path) -> str:
     return f"{sizes}; {_size(free)} are free"
 
 
-def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None]) -> None:
+def fetch(corpus: Corpus, downloads: Path, report: Callable[[str], None]) -> None:
     """Every archive, whole, in `downloads`: what is there is not asked for, what broke off is gone on with.
 
     One process downloads while others wait for it. A terminal sees bars, a log one line for each file. Raises DataError
@@ -146,7 +146,7 @@ def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None]) -> None:
     """
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with (
-        storage.lock(downloads / ".lock", wait=True, tell=tell),
+        storage.lock(downloads / ".lock", wait=True, report=report),
         progress.bars(*columns, TimeRemainingColumn()) as bars,
     ):
         for remote in corpus.archives:
@@ -154,14 +154,14 @@ def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None]) -> None:
             if to_come == 0 and (downloads / remote.name).exists():
                 continue
             resumed = f", {_size(remote.size - to_come)} are there" if to_come < remote.size else ""
-            tell(f"downloading {remote.url} ({_size(remote.size)}{resumed})")
+            report(f"downloading {remote.url} ({_size(remote.size)}{resumed})")
             bar = bars.add_task(remote.name, total=remote.size, completed=remote.size - to_come)
             try:
                 download.fetch(
                     remote,
                     downloads,
-                    lambda there, bar=bar: bars.update(bar, completed=there),  # type: ignore[misc]
-                    tell,
+                    lambda arrived, bar=bar: bars.update(bar, completed=arrived),  # type: ignore[misc]
+                    report,
                 )
             except download.Unavailable as error:
                 every = " ".join(remote.url for remote in corpus.archives)
@@ -171,14 +171,14 @@ def fetch(corpus: Corpus, downloads: Path, tell: Callable[[str], None]) -> None:
                 ) from error
 
 
-def check(archives: Iterable[Remote], folder: Path, tell: Callable[[str], None], *, brought: bool) -> None:
+def check(archives: Iterable[Remote], folder: Path, report: Callable[[str], None], *, brought: bool) -> None:
     """DataError naming an archive in `folder` that is not WMT's, and the remedy, which depends on who `brought` it."""
     for remote in archives:
-        tell(f"checking {folder / remote.name}")
+        report(f"checking {folder / remote.name}")
         download.check(remote, folder / remote.name, brought=brought)
 
 
-def text(corpus: Corpus, folder: Path, tell: Callable[[str], None]) -> Text:
+def text(corpus: Corpus, folder: Path, report: Callable[[str], None]) -> Text:
     """The splits, read from archives that are checked; dev and test compared with sacrebleu's own.
 
     Raises DataError naming the first line that is not sacrebleu's.
@@ -195,7 +195,7 @@ def text(corpus: Corpus, folder: Path, tell: Callable[[str], None]) -> Text:
     }
     for split, name in SACREBLEU.items():
         (held_out,) = found["dev" if split == "dev" else "test"]
-        tell(f"{split}: {compared(list(read_pairs(held_out, None)), name, corpus.languages, os.environ)}")
+        report(f"{split}: {compared(list(read_pairs(held_out, None)), name, corpus.languages, os.environ)}")
     return found
 
 

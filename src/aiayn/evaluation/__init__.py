@@ -1,1 +1,1 @@
-"""What a trained model is worth and does: search, perplexity and BLEU, translation, export."""
+"""Using and measuring a trained model: search, perplexity and BLEU, translation, export."""

@@ -134,7 +134,8 @@ def evaluate_trained(config: Config) -> tuple[Dataset, str]:
     low, high = figures["bleu_ci95"]
     print(f"{config.experiment} seed {config.seed}, {config.data.name} {split}, scale {config.scale.name}:")
     print(
-        f"perplexity {figures['ppl']:.3f} per token ({figures['tokens']} tokens, {dataset.tokenizer.vocab_size} pieces,"
+        f"perplexity {figures['ppl']:.3f} per token"
+        f" ({figures['tokens']} tokens, {dataset.tokenizer.vocab_size} subwords,"
         f" tokenizer={config.tokenizer})"
     )
     print(f"{figures['bits_per_character']:.4f} bits per character")

@@ -1,4 +1,4 @@
-"""`aiayn export`: a trained run for those who serve it with CTranslate2 or transformers, or as plain safetensors."""
+"""`aiayn export`: a trained run as files for CTranslate2 or transformers, or as plain safetensors."""
 
 import dataclasses
 from importlib.util import find_spec
@@ -24,8 +24,8 @@ POSITIONS = 1024
 
 NORM_EPSILON = 1e-6  # as in AddAndNorm
 USE = {
-    "ctranslate2": "Translator(folder).translate_batch([pieces], length_penalty=0, min_decoding_length=0); pieces are"
-    " SentencePiece's with tokenizer.model; their length penalty is another than the paper's",
+    "ctranslate2": "Translator(folder).translate_batch([subwords], length_penalty=0, min_decoding_length=0); subwords"
+    " are SentencePiece's with tokenizer.model; their length penalty is another than the paper's",
     "marian": "MarianMTModel.from_pretrained(folder).generate(ids); ids are tokenizer.model's, then 3 for EOS",
     "safetensors": "Transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'))",
 }
@@ -69,7 +69,7 @@ def standard_projections(attention: SelfAttention | MemoryAttention) -> Projecti
     width, rest = divmod(d_model, heads)
     if rest or max(attention.d_k, attention.d_v) > width:
         raise ConfigError(
-            f"model.d_k={attention.d_k}, model.d_v={attention.d_v}: heads there are d_model / h = {d_model / heads:g}"
+            f"model.d_k={attention.d_k}, model.d_v={attention.d_v}: its heads are d_model / h = {d_model / heads:g}"
             " wide, which cannot hold this row; format=ctranslate2 and format=safetensors can"
         )
     return projections(attention, width, (width / attention.d_k) ** 0.5)
@@ -82,7 +82,7 @@ def positions(table: Sinusoids | LearnedPositions) -> Tensor:
     return table(torch.arange(POSITIONS, device=weight.device)).detach().float()  # type: ignore[no-any-return]
 
 
-def ctranslate2_spec(model: Transformer, pieces: list[str]) -> Any:
+def ctranslate2_spec(model: Transformer, subwords: list[str]) -> Any:
     """The model as CTranslate2's specification, ready to be saved; every row of Table 3 can be held."""
     from ctranslate2.specs import common_spec, transformer_spec
 
@@ -93,46 +93,46 @@ def ctranslate2_spec(model: Transformer, pieces: list[str]) -> Any:
         len(model.encoder), first.num_heads, pre_norm=False, activation=common_spec.Activation.RELU
     )
 
-    def linear(there: Any, *ours: nn.Module) -> None:
-        there.weight, there.bias = (
+    def linear(target: Any, *ours: nn.Module) -> None:
+        target.weight, target.bias = (
             torch.cat([part.get_parameter(name) for part in ours]).detach() for name in ("weight", "bias")
         )
 
-    def norm(there: Any, ours: nn.LayerNorm) -> None:
-        there.gamma, there.beta = ours.weight.detach(), ours.bias.detach()
+    def norm(target: Any, ours: nn.LayerNorm) -> None:
+        target.gamma, target.beta = ours.weight.detach(), ours.bias.detach()
 
-    def attention(there: Any, ours: SelfAttention | MemoryAttention) -> None:
+    def attention(target: Any, ours: SelfAttention | MemoryAttention) -> None:
         parts = projections(ours, width)
-        there.queries_scale = ours.d_k**-0.5
+        target.queries_scale = ours.d_k**-0.5
         inputs = [parts[:3]] if isinstance(ours, SelfAttention) else [parts[:1], parts[1:3]]
-        for layer, part in zip(there.linear, [*inputs, parts[3:]], strict=True):
+        for layer, part in zip(target.linear, [*inputs, parts[3:]], strict=True):
             linear(layer, *part)
 
-    def common(there: Any, ours: EncoderLayer | DecoderLayer) -> None:
-        attention(there.self_attention, ours.self_attention)
-        norm(there.self_attention.layer_norm, ours.after_self_attention.norm)
-        linear(there.ffn.linear_0, ours.feed_forward[0])
-        linear(there.ffn.linear_1, ours.feed_forward[2])
-        norm(there.ffn.layer_norm, ours.after_feed_forward.norm)
+    def common(target: Any, ours: EncoderLayer | DecoderLayer) -> None:
+        attention(target.self_attention, ours.self_attention)
+        norm(target.self_attention.layer_norm, ours.after_self_attention.norm)
+        linear(target.ffn.linear_0, ours.feed_forward[0])
+        linear(target.ffn.linear_1, ours.feed_forward[2])
+        norm(target.ffn.layer_norm, ours.after_feed_forward.norm)
 
     embedding = model.embedding.weight.detach()
     spec.encoder.embeddings[0].weight = embedding
     spec.decoder.embeddings.weight = spec.decoder.projection.weight = embedding
     spec.encoder.position_encodings.encodings = positions(model.source_positions)
     spec.decoder.position_encodings.encodings = positions(model.target_positions)
-    for there, encoder_layer in zip(spec.encoder.layer, model.encoder, strict=True):
-        common(there, encoder_layer)  # type: ignore[arg-type]
-    for there, decoder_layer in zip(spec.decoder.layer, model.decoder, strict=True):
+    for target, encoder_layer in zip(spec.encoder.layer, model.encoder, strict=True):
+        common(target, encoder_layer)  # type: ignore[arg-type]
+    for target, decoder_layer in zip(spec.decoder.layer, model.decoder, strict=True):
         assert isinstance(decoder_layer, DecoderLayer)
-        common(there, decoder_layer)
-        attention(there.attention, decoder_layer.memory_attention)
-        norm(there.attention.layer_norm, decoder_layer.after_memory_attention.norm)
-    spec.register_source_vocabulary(pieces)
-    spec.register_target_vocabulary(pieces)
+        common(target, decoder_layer)
+        attention(target.attention, decoder_layer.memory_attention)
+        norm(target.attention.layer_norm, decoder_layer.after_memory_attention.norm)
+    spec.register_source_vocabulary(subwords)
+    spec.register_target_vocabulary(subwords)
     spec.config.layer_norm_epsilon = NORM_EPSILON
     spec.config.add_source_eos = True
-    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = pieces[UNK], pieces[BOS], pieces[EOS]
-    spec.config.decoder_start_token = pieces[BOS]
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = subwords[UNK], subwords[BOS], subwords[EOS]
+    spec.config.decoder_start_token = subwords[BOS]
     spec.validate()
     spec.optimize()
     return spec
@@ -168,7 +168,7 @@ def marian(model: Transformer) -> Any:
         }.items()
     }
     vocab_size = model.embedding.num_embeddings
-    there = transformers.MarianMTModel(
+    converted = transformers.MarianMTModel(
         transformers.MarianConfig(
             **sizes,
             d_model=model.d_model,
@@ -210,21 +210,21 @@ def marian(model: Transformer) -> Any:
             put(f"{layer}.fc1", module.weight[:, order], module.bias)
         elif part == "feed_forward.2":
             put(f"{layer}.fc2", module.weight[order], module.bias[order])
-    missing, unexpected = there.load_state_dict(state, strict=False)
+    missing, unexpected = converted.load_state_dict(state, strict=False)
     assert not unexpected
     assert {name.rpartition(".")[0] for name in missing} <= {
         *("model.encoder.embed_positions", "model.decoder.embed_positions", "")  # constants of its own
     }, missing
-    for module in there.modules():
+    for module in converted.modules():
         if isinstance(module, nn.LayerNorm):
             module.eps = NORM_EPSILON
-    return there
+    return converted
 
 
-def write(model: Transformer, pieces: list[str], format: str, folder: Path) -> None:
+def write(model: Transformer, subwords: list[str], format: str, folder: Path) -> None:
     """Has a library write the model into `folder`. Raises ConfigError for a row that the format cannot hold."""
     if format == "ctranslate2":
-        ctranslate2_spec(model, pieces).save(str(folder))
+        ctranslate2_spec(model, subwords).save(str(folder))
     elif format == "marian":
         marian(model).save_pretrained(folder)
     else:
@@ -233,11 +233,11 @@ def write(model: Transformer, pieces: list[str], format: str, folder: Path) -> N
         save_model(model, str(folder / "model.safetensors"))
 
 
-def export(model: Transformer, pieces: list[str], format: str, folder: Path) -> None:
+def export(model: Transformer, subwords: list[str], format: str, folder: Path) -> None:
     """Writes the model to `folder` in a format. Raises ConfigError for a row that the format cannot hold."""
     storage.remove_unfinished(folder.parent)
     with storage.staged(folder) as staging:
-        write(model.cpu(), pieces, format, staging)
+        write(model.cpu(), subwords, format, staging)
 
 
 def main(config: Config) -> None:
@@ -252,10 +252,10 @@ def main(config: Config) -> None:
         raise ConfigError(f"format={config.format}: {library} is not installed; pip install 'aiayn[export]'")
     model, dataset, run_folder = trained(config)
     folder = run_folder / f"export-{config.format}"
-    export(model, dataset.tokenizer.pieces, config.format, folder)
+    export(model, dataset.tokenizer.subwords, config.format, folder)
     storage.write_bytes(folder / "tokenizer.model", (dataset.folder / "tokenizer.model").read_bytes())
     sizes = {**dataclasses.asdict(config.model), "max_length": config.data.max_length}
-    storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.pieces)})
+    storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.subwords)})
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     print(f"to use it: {USE[config.format]}")
 

@@ -78,7 +78,7 @@ def translate_ids(
     """The best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
 
     Sentences of similar length are searched together, longest first, as many as `tokens_per_batch` source tokens hold,
-    EOS and padding counted, but always one. `progress` is told how many more sentences are done; `of_each` is `map`,
+    EOS and padding counted, but always one. `progress` gets how many more sentences are done; `of_each` is `map`,
     or does what it does in another way.
     """
     lengths = np.array([len(source) for source in sources], dtype=np.int64)

@@ -32,7 +32,7 @@ def translate(
     """One translation for each line, in order; empty for a line without text. Bytes that are no UTF-8 are replaced.
 
     Of a line beyond `LONGEST` tokens, or beyond what training kept if that is more, the beginning is translated, and
-    `warn` is told.
+    `warn` is called.
     """
     limit = max(LONGEST, dataset.manifest["settings"]["max_length"])
     rest = iter(lines)

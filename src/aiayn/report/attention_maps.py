@@ -138,8 +138,8 @@ def translated(model: Transformer, dataset: Dataset, config: Config, sentence: s
 
 def _tokens(dataset: Dataset, ids: Tensor) -> list[str]:
     named = {BOS: "<s>", EOS: "</s>"}
-    pieces = dataset.tokenizer.pieces
-    return [named.get(token) or printable(pieces[token]) for token in ids.tolist()]
+    subwords = dataset.tokenizer.subwords
+    return [named.get(token) or printable(subwords[token]) for token in ids.tolist()]
 
 
 def main(config: Config, source: BinaryIO | None = None) -> None:

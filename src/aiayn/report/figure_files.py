@@ -87,7 +87,7 @@ def _saved(figure: Figure, format: str, **options: object) -> bytes:
 
 
 def _element(old: ElementTree.Element, name: str) -> ElementTree.Element | None:
-    """The same element without a namespace; None for one that says something to nobody."""
+    """The same element without a namespace; None for one that no reader is shown."""
     tag = old.tag.removeprefix(_SVG)
     if tag in ("style", "metadata"):
         return None

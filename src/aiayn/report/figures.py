@@ -1,4 +1,4 @@
-"""What is drawn of a table of runs: learning curves, the paper against ours, lengths, positions, the learning rate."""
+"""The figures of a table of runs: learning curves, the paper against ours, lengths, positions, the learning rate."""
 
 import colorsys
 import itertools
@@ -134,11 +134,11 @@ def ranks(table: Table, metric: Metric) -> Figure:
     for row, point in points.items():
         axes.plot(*point, "o", color=shades[row], markersize=5, gid=f"{ROW}{row}:")
     correlation = rank_correlation(table, metric)
-    told = ""
+    summary = ""
     if correlation is not None:
         low, high = map(signed_text, correlation.interval)
-        told = f": Spearman ρ {signed_text(correlation.rho)} ({low} to {high}), {correlation.rows} rows"
-    axes.set(xlabel=f"{name}, paper", ylabel=f"{name}, {conditions(table)}", title=f"{name}{told}")
+        summary = f": Spearman ρ {signed_text(correlation.rho)} ({low} to {high}), {correlation.rows} rows"
+    axes.set(xlabel=f"{name}, paper", ylabel=f"{name}, {conditions(table)}", title=f"{name}{summary}")
     axes.margins(0.12)
     _name(axes, points)
     return figure
@@ -208,7 +208,7 @@ def _name(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     dot = edge.height / 60
     dots = [Bbox([place - dot, place + dot]) for place in at.values()]
     names: list[Bbox] = []
-    # Whoever stands in the crowd chooses first: those at its edge have the room outside
+    # Points in a crowd are named first: those at its edge have room outside
     crowd = {name: sum(np.hypot(*(place - other)) < 12 * dot for other in at.values()) for name, place in at.items()}
     for name in sorted(points, key=lambda name: -crowd[name]):
         text = axes.text(*points[name], name, fontsize=7, ha="center", va="center", gid=f"{ROW}{name}:")

@@ -186,7 +186,7 @@ def _shade(table: Table, column: Column, line: Line) -> str:
 def _colouring(table: Table) -> str:
     against = "the paper" if table.comparable else "base"
     if not any(_spread(table, line, "dev.ppl") for line in table.lines):
-        return f"No cell is coloured: with one seed a row nobody knows how large a difference from {against} is noise."
+        return f"No cell is coloured: with one seed a row it is unknown how large a difference from {against} is noise."
     return (
         f"Colours: the difference from {against} in units of its spread over seeds, from 1, 2 and 4 spreads;"
         " green is better, orange worse. Rows with one seed have no spread and no colour."

@@ -1,4 +1,4 @@
-"""The devices of this machine: how many there are, and who has them."""
+"""The devices of this machine: how many there are, and locks that give each GPU to one run at a time."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 from aiayn.config.schema import ConfigError, Hardware
 
-# Below those that kernels hand out to whoever asks for any: a rank binds its port seconds after it was chosen
+# Below the ephemeral ports, which kernels hand out: a rank binds its port seconds after it was chosen
 PORTS = range(20000, 30000)
 
 

@@ -1,4 +1,4 @@
-"""One run: how its worker processes, one for each device, are started, stopped, watched, and what a failure leaves."""
+"""The worker processes of one run, one a device: how they are started, watched and stopped, and failures recorded."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from aiayn.runs import devices, records
 
 DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, signals.EXIT_CODE
 
-# Left by a launcher or by torchrun, these would make a worker believe that it is a rank of somebody else's group.
+# Left by a launcher or by torchrun, these would make a worker believe that it is a rank of another group.
 FOREIGN = (
     "LOCAL_RANK",
     "RANK",

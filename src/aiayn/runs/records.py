@@ -1,4 +1,4 @@
-"""What became of every run: its record in the run's folder, read so that damage never becomes a traceback."""
+"""The outcome of every run: its record in the run's folder, read so that damage never becomes a traceback."""
 
 import dataclasses
 import json
@@ -19,8 +19,8 @@ LOG = "worker.log"
 
 Status = Literal["finished", "failed", "half-done", "missing"]
 
-# The data of Table 3: on other text, cut in another way or at another scale, a difference from the paper's numbers says
-# nothing. Precision is no such condition: the paper names none.
+# The data of Table 3: on other text, tokenized in another way or at another scale, a difference from the paper's
+# numbers says nothing. Precision is no such condition: the paper names none.
 PAPER_DATA = "wmt14_en_de"
 # What a row says of itself.
 OF_ROW = ("model.", "fidelity.", "training.", "scale.", "decoding.")

@@ -1,7 +1,8 @@
 """A sweep on this machine: one worker a run, as many side by side as there is room for, longest first.
 
 The ledger is the run folders themselves: a folder's name holds row, seed and a hash of what differs from the row, its
-`config.yaml` the run's whole meaning, `result.json` or `failure.json` what became of it, `.claim` who is at work on it.
+`config.yaml` the run's whole meaning, `result.json` or `failure.json` its outcome; `.claim` is a file lock whose holder
+owns the run.
 """
 
 import dataclasses
@@ -40,9 +41,9 @@ class ScheduledRun:
 
 def work(run: Config) -> float:
     """The operations of a run's training, its sentences as long as WMT14's: order, devices and time left rest on it."""
-    pieces, training = run.fidelity.rows(run.data.vocab_size), run.training
+    rows, training = run.fidelity.rows(run.data.vocab_size), run.training
     tokens = training.tokens_per_update * training.max_steps
-    return flops.training_flops(run.model, pieces, tokens, tokens, flops.LENGTH, flops.LENGTH)
+    return flops.training_flops(run.model, rows, tokens, tokens, flops.LENGTH, flops.LENGTH)
 
 
 def assign_devices(runs: list[Config], most: int, available: int) -> list[Config]:
@@ -56,20 +57,20 @@ def assign_devices(runs: list[Config], most: int, available: int) -> list[Config
 
 
 def prepare_once(runs: list[Config]) -> None:
-    """Prepares what the unfinished runs learn from, so that no worker of them waits for another one's download.
+    """Prepares the corpora of the unfinished runs, so that no worker of them waits for another one's download.
 
     Raises what stopped it where no corpus could be prepared. One that could not among others is left to its own rows,
     which fail by themselves.
     """
     corpora = {folders.prepared_folder(run): run for run in runs if not jobs.is_finished(run)}
     failures: list[Exception] = []
-    with progress.stages("prepare") as tell:
+    with progress.stages("prepare") as report:
         for run in corpora.values():
             try:
-                prepare.prepare(run, tell)
+                prepare.prepare(run, report)
             except (ConfigError, DataError, StorageError) as error:
                 failures.append(error)
-                tell(str(error))
+                report(str(error))
     if failures and len(failures) == len(corpora):
         raise failures[-1]
 
@@ -99,7 +100,7 @@ class Sweep:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not progress.watched_by_somebody(sys.stdout),
+            disable=not progress.is_terminal(sys.stdout),
             speed_estimate_period=600.0,
         )
         self.whole = self.display.add_task("sweep", total=1.0, state="")

@@ -1,4 +1,4 @@
-"""What became of the runs of a sweep: a line for each, and the exit code of the whole."""
+"""The outcome of the runs of a sweep: a line for each, and the exit code of the whole."""
 
 from aiayn.config import folders
 from aiayn.config.schema import Config

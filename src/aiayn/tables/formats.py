@@ -85,16 +85,16 @@ def rank_sentence(table: Table) -> str:
     rows = sum(bool(line.finished) for line in table.lines)
     if rows < MIN_ROWS:
         return f"{start}: not enough rows ({rows} finished, at least {MIN_ROWS} needed)."
-    told, drawn = [], "rows"
+    summaries, drawn = [], "rows"
     for metric in METRICS:
         found = rank_correlation(table, metric)
         if found is None:
-            told.append(f"{metric} none, all rows are equal")
+            summaries.append(f"{metric} none, all rows are equal")
             continue
         low, high = map(signed_text, found.interval)
-        told.append(f"{metric} {signed_text(found.rho)} ({low} to {high})")
+        summaries.append(f"{metric} {signed_text(found.rho)} ({low} to {high})")
         drawn = "rows and seeds" if found.seeds > 1 else "rows alone, since no row has a second seed"
-    return f"{start}: {', '.join(told)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
+    return f"{start}: {', '.join(summaries)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
 
 
 def _vocabulary(table: Table) -> str:

@@ -1,4 +1,4 @@
-"""Table 3 at several scales: each row's effect against what training it computes, beside the paper's own."""
+"""Table 3 at several scales: each row's effect against the FLOPs of its training, beside the paper's own."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from aiayn.config.schema import Config
 from aiayn.cost import flops
 from aiayn.runs.records import look_up
 from aiayn.tables.paper_claims import KEYS, Finding, Metric, rise
-from aiayn.tables.table2 import PIECES
+from aiayn.tables.table2 import VOCAB_SIZES
 from aiayn.tables.table3 import Line, Table
 
 MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an effect says nothing
@@ -106,9 +106,9 @@ def papers_effect(line: Line, base: Line, metric: Metric) -> Effect:
 
 
 def papers_compute(line: Line) -> float:
-    """FLOPs of the paper's training of a row: its updates of full size, 37 000 pieces, assumed lengths."""
+    """FLOPs of the paper's training of a row: its updates of full size, 37 000 subwords, assumed lengths."""
     tokens = line.config.training.max_steps * line.config.training.tokens_per_update
-    return flops.training_flops(line.config.model, PIECES["en-de"], tokens, tokens, flops.LENGTH, flops.LENGTH)
+    return flops.training_flops(line.config.model, VOCAB_SIZES["en-de"], tokens, tokens, flops.LENGTH, flops.LENGTH)
 
 
 def _figure(result: dict[str, object], metric: Metric) -> float:

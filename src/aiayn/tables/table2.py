@@ -35,7 +35,7 @@ PAPER = {
     "big": Published("Transformer (big)", 20, {"en-de": 28.4, "en-fr": 41.8}, 2.3e19, 84.0),
 }
 # 5.1: of byte pairs "about 37000", of word pieces 32000
-PIECES = {"en-de": 37_000, "en-fr": 32_000}
+VOCAB_SIZES = {"en-de": 37_000, "en-fr": 32_000}
 # The paper's footnote 5: TFLOPS of a P100, 8 of them (5.2)
 P100 = 9.5
 HEAD = ("", "BLEU", "", "13a", "intl", "FLOPs by time", "", "FLOPs by count", "")
@@ -49,7 +49,7 @@ def evaluation(experiment: str) -> str:
 
 def holds(run: Config, name: str) -> bool:
     """Whether an evaluation of a run stands in the table: the paper's languages, base or big as it is, averaged so."""
-    in_table = run.experiment in PAPER and languages(run) in PIECES
+    in_table = run.experiment in PAPER and languages(run) in VOCAB_SIZES
     return in_table and name == evaluation(run.experiment) and _is_row(run)
 
 
@@ -137,8 +137,8 @@ def _cells(line: Line, run: Config, dataset: Dataset) -> Iterator[str]:
     timed = by_time(result.get("device_seconds", {}))
     yield flops.power(timed) if timed else "–"
     tokens = paper.training.max_steps * paper.training.tokens_per_update
-    pieces = PIECES[languages(run)]
-    yield flops.power(flops.training_flops(paper.model, pieces, tokens, tokens, flops.LENGTH, flops.LENGTH))
+    vocab_size = VOCAB_SIZES[languages(run)]
+    yield flops.power(flops.training_flops(paper.model, vocab_size, tokens, tokens, flops.LENGTH, flops.LENGTH))
     counted = by_count(line.trained, result, dataset)
     yield flops.power(counted) if counted else "–"
 

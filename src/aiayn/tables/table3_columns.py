@@ -1,4 +1,4 @@
-"""What stands in the printed Table 3: its columns and cells, each with what it says of the paper's figure."""
+"""The columns and cells of the printed Table 3, each cell compared with the paper's figure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

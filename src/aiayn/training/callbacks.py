@@ -1,4 +1,4 @@
-"""What happens beside the updates: their record, the dev perplexity, checkpoints, the end on request, the bar."""
+"""Lightning callbacks: the record of updates, dev perplexity, checkpoints, stopping on a signal, the progress bar."""
 
 import hashlib
 import json
@@ -222,7 +222,7 @@ class Bar(pl.Callback):
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
-            disable=not progress.watched_by_somebody(sys.stdout),
+            disable=not progress.is_terminal(sys.stdout),
         )
         self.task = self.progress.add_task(name, total=last, completed=start, speed="")
         self.logged = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Verified checkpoints as Lightning writes and reads them."""
+"""Checkpoints that Lightning writes and reads through `runs.checkpoint`: hashed, verified, tensors only."""
 
 from pathlib import Path
 from typing import Any

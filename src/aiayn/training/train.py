@@ -80,8 +80,8 @@ def train(run: Config, folder: Path) -> None:
         raise ConfigError(f"hardware.devices={run.hardware.devices}: torchrun started {ranks} ranks; start as many")
     can_search(run.decoding)  # now, and not after hours of training
     compute_with(run.hardware.threads)
-    with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as tell:
-        dataset = prepare(run, tell)
+    with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as report:
+        dataset = prepare(run, report)
     if rank == 0:
         jobs.check_data(folder, dataset.sha256)
     module = LightningTransformer(
@@ -303,7 +303,7 @@ def main(folder: Path, run: Config | None = None) -> int:
 
 
 def end_with_failure(folder: Path, code: int, cause: str) -> int:
-    """Leaves the cause, unless another rank has: whoever speaks second has only lost its peer. Returns the code."""
+    """Leaves the cause, unless another rank has: the second to fail has only lost its peer. Returns the code."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and code == jobs.FAILED:
         time.sleep(PEER_SECONDS)
     if not (folder / "failure.json").exists():

@@ -83,8 +83,12 @@ class HeadPacking(Packing):
             padded = packed.new_zeros(shape).flatten()
             padded[packed] = torch.arange(packed.numel())
             empty = self.is_padding.unsqueeze(1).expand(shape).flatten().nonzero().squeeze(1)
-            there = self.device
-            self._orders[num_heads, parts] = to_device(padded, there), to_device(packed, there), to_device(empty, there)
+            device = self.device
+            self._orders[num_heads, parts] = (
+                to_device(padded, device),
+                to_device(packed, device),
+                to_device(empty, device),
+            )
         return self._orders[num_heads, parts]
 
 

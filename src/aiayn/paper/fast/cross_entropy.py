@@ -95,7 +95,7 @@ def _chunk(embedding: Tensor) -> tuple[int, int]:
         return 4096, vocab_size
     if embedding.numel() < 2**19:
         return 128, vocab_size  # all in its cache
-    # No piece larger than what is kept, those in float32 included: to get new memory takes longer than to fill it
+    # No block larger than what is reused, those in float32 included: to get new memory takes longer than to fill it
     rows = LARGEST_REUSED // (embedding.itemsize * vocab_size)
     return max(STEP, rows // STEP * STEP), max(1, LARGEST_REUSED // (max(embedding.itemsize, 4) * d_model))
 

@@ -1,4 +1,4 @@
-"""How this process uses threads and memory for its tensors."""
+"""Threads and memory of this process: how many threads compute, and which freed memory tensors reuse."""
 
 import ctypes
 import gc
@@ -11,11 +11,11 @@ LARGEST_REUSED = 2**25 - 2**12
 
 
 def compute_with(threads: int) -> None:
-    """Lets this process's products use so many threads, and their results the memory of those before them."""
+    """Sets the number of threads of this process, and has tensors reuse the memory of freed ones."""
     torch.set_num_threads(threads)
     gc.freeze()  # what is imported by now stays: the collector need not look through it again and again
     # glibc gives back to the system what was freed, and asks it for zeroed pages again: a fifth of the time of decoding
-    # M_MMAP_MAX=0 would keep pieces of any size, but small ones then settle in their place: 4 GB more in 240 updates
+    # M_MMAP_MAX=0 would keep blocks of any size, but small ones then settle in their place: 4 GB more in 240 updates
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_MMAP_THRESHOLD, 2**25)  # no more is taken
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

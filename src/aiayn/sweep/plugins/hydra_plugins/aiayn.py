@@ -56,7 +56,7 @@ class Rows(BasicSweeper):
         return []
 
     def codes(self, points: Sequence[Sequence[str]]) -> list[int]:
-        """The exit codes of runs that somebody else's launcher has started. Exits when it is stopped or fails."""
+        """The exit codes of runs that another launcher has started. Exits when it is stopped or fails."""
         from aiayn import cli
         from aiayn.core import signals
 
