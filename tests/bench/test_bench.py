@@ -93,6 +93,8 @@ def test_the_profile_is_torchs_own_table_of_each_precision(toy, tmp_path, capsys
         ("decoding", "cpu", ["decoding, beam 4", "decoding, greedy"]),
         ("growth", "cpu", ["growth"]),
         ("profile", "cpu", ["profile"]),
+        ("layers", "cpu", ["layers"]),
+        ("layers", "cuda", ["layers"]),
         ("all", "cuda", ["training", "training, big", "newstest2013", "growth", "profile"]),
         ("decoding", "cuda", ["newstest2013", "decoding, beam 4", "decoding, greedy"]),
     ],

@@ -91,6 +91,43 @@ def test_rivals_are_columns_and_what_one_does_not_do_is_left_empty():
     assert len(found.remarks) == 4
 
 
+LAYERS = {
+    "precision": "fp32",
+    "sizes": {"d": 64, "r": 7, "k": 3, "sequences": 2},
+    "lengths": [16, 32, 64],
+    "crossings": {"measured": 45.3, "counted": 128.0, "by_orders": 64.0},
+    "layers": [
+        {
+            **{"name": name, "complexity": "O(n)", "sequential": "O(1)", "path": "O(n/k)", "steps": 1},
+            **{"path_length": 1234, "seconds_a_round": [[1.0] * 5] * 3, "seconds_a_token": times},
+            **{"flops": [16e6, 64e6, 192e6], "exponent": 1.456, "exponent_of_flops": 1.792},
+        }
+        for name, times in (("one", [1e-6, 2e-6, 4e-6]), ("two", [2e-6, 2e-6, 1e-6]))
+    ],
+}
+
+
+def test_table_1_has_the_papers_orders_what_was_found_and_both_ends_of_the_measurement():
+    table, times = sheets.by_layer(LAYERS)
+    assert "d = 64, r = 7, k = 3" in table.title
+    assert "median of 5 rounds" in table.title
+    first = dict(zip(table.head, table.rows[0], strict=True))
+    assert list(first.values())[:6] == ["one", "O(n)", "O(1)", "O(n/k)", "1", "1,234"]
+    assert [first[f"{what} at {n}"] for what in ("MFLOP", "µs") for n in (16, 64)] == ["1.00", "3.00", "1.00", "4.00"]
+    assert (first["FLOP exponent"], first["time exponent"]) == ("1.79", "1.46")
+    assert list(times.rows[1]) == ["two", "2.00", "2.00", "1.00"]
+    assert times.head[1:] == ["16", "32", "64"]
+
+
+def test_the_crossing_is_given_as_measured_as_counted_and_by_the_orders_and_may_be_nowhere():
+    measured, counted = sheets.by_layer(LAYERS)[0].remarks[-2:]
+    assert "measured from n = 45 on (it is 2.00 x as fast at 16, 0.25 x at 64)" in measured
+    assert "from n = 128 on (2 d)" in counted
+    assert "from n = 64 on (d)" in counted
+    nowhere = {**LAYERS, "crossings": {**LAYERS["crossings"], "measured": None}}
+    assert "measured at no length" in sheets.by_layer(nowhere)[0].remarks[-2]
+
+
 def test_markdown_and_terminal_show_the_same_cells():
     sheet = sheets.Sheet(
         "how much", ["row", "a|b", "x"], [["base", "1.5", "why"], ["big", "2", "because"]], ["so"], (0, 2)

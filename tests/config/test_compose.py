@@ -181,6 +181,17 @@ def test_a_config_file_gives_the_same_run_back(tmp_path):
     assert compose.read(path) == run
 
 
+def test_a_run_is_read_that_is_older_than_a_key_of_the_benchmark_but_not_one_that_lacks_its_seed(tmp_path):
+    run = compose_row("bench.sequences=7", "bench.rounds=5")
+    text = compose.to_yaml(run)
+    path = tmp_path / "config.yaml"
+    path.write_text(text.replace("  sequences: 7\n", ""))
+    assert compose.read(path).bench == compose_row("bench.rounds=5").bench
+    path.write_text(text.replace("seed: 1\n", ""))
+    with pytest.raises(ConfigError, match="damaged"):
+        compose.read(path)
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -65,36 +66,54 @@ def test_each_device_counts_with_its_own_seconds_and_peak() -> None:
     assert table2.by_time({}) is None
 
 
-def cells(line: str) -> list[str]:
-    """The figures of a row of the table, in the order of its columns."""
-    return line.partition(")")[2].split()
+def rows(lines: list[str]) -> list[list[str]]:
+    """The cells of each row of the table, in the order of its columns."""
+    return [re.split(r" {2,}", line) for line in lines[2:14]]
+
+
+PRINTED, HERE = "the paper's table", "measured here"
+# Copied by hand from the paper's Table 2: BLEU en-de and en-fr, FLOPs en-de and en-fr
+TABLE_2 = """
+ByteNet                    | 23.75 | –     | –       | –
+Deep-Att + PosUnk          | –     | 39.2  | –       | 1.00e20
+GNMT + RL                  | 24.6  | 39.92 | 2.30e19 | 1.40e20
+ConvS2S                    | 25.16 | 40.46 | 9.60e18 | 1.50e20
+MoE                        | 26.03 | 40.56 | 2.00e19 | 1.20e20
+Deep-Att + PosUnk Ensemble | –     | 40.4  | –       | 8.00e20
+GNMT + RL Ensemble         | 26.30 | 41.16 | 1.80e20 | 1.10e21
+ConvS2S Ensemble           | 26.36 | 41.29 | 7.70e19 | 1.20e21
+Transformer (base)         | 27.3  | 38.1  | 3.30e18 | 3.30e18
+Transformer (big)          | 28.4  | 41.8  | 2.30e19 | 2.30e19
+"""
+AS_PRINTED = [[cell.strip() for cell in line.split("|")] for line in TABLE_2.strip().splitlines()]
 
 
 def test_evaluating_base_and_big_as_the_paper_does_prints_table_2(trained, capsys) -> None:
-    rows = {}
+    rows_of, counted = {}, {}
     for name, published in table2.PAPER.items():
         run = compose.compose_row(*trained, f"experiment={name}", "split=test", f"average={published.average}")
         table2.main(run)
-        rows[name] = folders.run_folder(run)
+        rows_of[name], counted[name] = folders.run_folder(run), flops.power(counted_by_hand(run))
     text = capsys.readouterr().out
     first, last = text.split("Table 2 at scale ")[1:]
     assert last.startswith("smoke on digits, en-de, seed 1 (not the paper's conditions)\n")
-    assert cells(first.splitlines()[4])[:5] == ["28.4", "–", "–", "–", "2.30e19"]  # not evaluated by then
-    for line, (name, folder) in zip(last.splitlines()[3:5], rows.items(), strict=True):
+    big = ["Transformer (big)", HERE]
+    assert rows(first.splitlines())[11] == [*big, "–", "–", "–", flops.power(seconds(rows_of["big"])), counted["big"]]
+    found = rows(last.splitlines())
+    assert [row[:3] for row in found[:10]] == [[name, PRINTED, bleu] for name, bleu, *_ in AS_PRINTED]
+    for row, (name, folder) in zip(found[10:], rows_of.items(), strict=True):
         evaluation = json.loads((folder / f"evaluation-{table2.evaluation(name)}.json").read_text())
         figures = evaluation["bleu"]
         assert evaluation["signatures"]["paper"].endswith("-de-compounds")  # scored in the target language
-        result = json.loads((folder / "result.json").read_text())
-        assert result["device_seconds"]["cpu"] == pytest.approx(result["train_seconds"], abs=0.002)
-        by_time = result["device_seconds"]["cpu"] * flops.CORE.peak * 1e12
-        assert cells(line) == [
-            {"base": "27.3", "big": "28.4"}[name],
-            *(f"{figures[kind]:.1f}" for kind in ("paper", "sacrebleu", "intl")),
-            {"base": "3.30e18", "big": "2.30e19"}[name],
-            flops.power(by_time),
-            {"base": "9.54e17", "big": "9.69e18"}[name],
-            flops.power(counted_by_hand(compose.compose_row(*trained, f"experiment={name}"))),
-        ]
+        bleu = [f"{figures[kind]:.1f}" for kind in ("paper", "sacrebleu", "intl")]
+        assert row == [f"Transformer ({name})", HERE, *bleu, flops.power(seconds(folder)), counted[name]]
+
+
+def seconds(folder: compose.Path) -> float:
+    """What the seconds of a run's cores come to at a core's peak."""
+    result = json.loads((folder / "result.json").read_text())
+    assert result["device_seconds"]["cpu"] == pytest.approx(result["train_seconds"], abs=0.002)
+    return result["device_seconds"]["cpu"] * flops.CORE.peak * 1e12
 
 
 def counted_by_hand(run: compose.Config) -> float:
@@ -128,17 +147,21 @@ def test_the_paper_s_figures_are_those_of_the_languages_of_the_run() -> None:
     german, french = (printed(f"data=wmt14_en_{language}", *words) for language in ("de", "fr"))
     assert german[0] == "Table 2 at scale paper on wmt14_en_de, en-de, seed 1"
     assert french[0] == "Table 2 at scale paper on wmt14_en_fr, en-fr, seed 1"
-    for row, number in (("base", 3), ("big", 4)):
-        columns = [cells(lines[number]) for lines in (german, french)]
-        assert [found[0] for found in columns] == [str(bleu) for bleu in table2.PAPER[row].bleu.values()]
-        assert columns[0][4] == columns[1][4] == flops.power(table2.PAPER[row].flops)
-        model = compose.rows()[row].model
-        tokens = compose.rows()[row].training.max_steps * 25_000
-        for found, pieces in zip(columns, (37_000, 32_000), strict=True):  # 5.1
-            assert found[6] == flops.power(flops.training_flops(model, pieces, tokens, tokens, 40, 40))
-    assert not any("0.1" in line for line in german)
-    assert "big" in french[7]
-    assert french[7].endswith("with dropout 0.1 (6.1)")
+    for lines, pair in ((german, "en-de"), (french, "en-fr")):
+        bleu, work = (0, 2) if pair == "en-de" else (1, 3)
+        found = rows(lines)
+        for row, (name, *figures) in zip(found, AS_PRINTED, strict=False):
+            assert row[:6] == [name, PRINTED, figures[bleu], "–", "–", figures[work]]
+        assert [row[6] for row in found[:8]] == ["–"] * 8
+        for row, name in zip(found[8:10], table2.PAPER, strict=True):
+            model, training = compose.rows()[name].model, compose.rows()[name].training
+            tokens, pieces = training.max_steps * 25_000, {"en-de": 37_000, "en-fr": 32_000}[pair]  # 5.1
+            assert row[6] == flops.power(flops.training_flops(model, pieces, tokens, tokens, 40, 40))
+        assert found[10:] == [[f"Transformer ({name})", HERE, *["–"] * 5] for name in table2.PAPER]
+    assert [row[6] for row in rows(german)[8:10]] == ["9.54e17", "9.69e18"]
+    assert not any("dropout 0.1" in line for line in german)
+    assert "big" in french[16]
+    assert french[16].endswith("with dropout 0.1 (6.1)")
 
 
 def test_languages_that_the_paper_has_not_give_no_table() -> None:
@@ -155,7 +178,7 @@ def test_the_footnote_says_over_how_many_updates_ours_and_the_paper_s_checkpoint
     # 12 hours are 100 000 updates and 84 hours 300 000; 5 and 20 checkpoints have 4 and 19 times 10 minutes between
     assert table2.published_span("base") == pytest.approx(4 * 100_000 / 72)
     assert table2.published_span("big") == pytest.approx(19 * 300_000 / 504)
-    base, big = printed("scale=paper", "data=wmt14_en_de")[6:8]
+    base, big = printed("scale=paper", "data=wmt14_en_de")[15:17]
     assert base == (
         "  base: the last 5, over 20,000 of 100,000 updates;"
         " the paper's, one each 10 minutes, over about 5,600 of 100,000"
@@ -169,8 +192,8 @@ def test_the_footnote_says_over_how_many_updates_ours_and_the_paper_s_checkpoint
     trained_run = compose.compose_row(*words, "training.checkpoint_every=1400")
     storage.write_json(folders.run_folder(trained_run) / "result.json", result_of(trained_run))
     lines = table2.lines(compose.compose_row(*words), dataset=None)  # type: ignore[arg-type]
-    assert "over 4,800 of 100,000 updates" in lines[6]  # from 68 times 1400
-    assert lines[7] == big
+    assert "over 4,800 of 100,000 updates" in lines[15]  # from 68 times 1400
+    assert lines[16] == big
 
 
 @pytest.mark.parametrize(("last", "every", "count"), [(10, 1, 5), (100, 7, 5), (100, 100, 1), (98, 7, 3), (5, 7, 1)])
@@ -188,5 +211,4 @@ def test_a_torn_evaluation_or_result_is_a_dash_and_no_traceback(trained, tmp_pat
     for text in ("{", "[]", '{"bleu": 7}', '{"bleu": {"paper": "high"}}'):
         (folder / "evaluation-test-average5.json").write_text(text)
         (folder / "result.json").write_text(text)
-        line = table2.lines(copy, dataset)[3]
-        assert cells(line) == ["27.3", "–", "–", "–", "3.30e18", "–", "9.54e17", "–"]
+        assert rows(table2.lines(copy, dataset))[10] == ["Transformer (base)", HERE, *["–"] * 5]

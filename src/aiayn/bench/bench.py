@@ -1,4 +1,4 @@
-"""`aiayn bench`: ours and the rivals' in turn, how training grows, torch's profile of it; tables and all numbers."""
+"""`aiayn bench`: ours and the rivals' in turn, how training grows, its profile, Table 1; tables and all numbers."""
 
 import dataclasses
 import platform
@@ -16,6 +16,7 @@ from rich.console import Console
 
 from aiayn.bench import growth, sheets
 from aiayn.bench.comparison import decoding, profiled, training
+from aiayn.bench.layers import layers
 from aiayn.bench.measurement import processes
 from aiayn.bench.sheets import Sheet, Verbatim
 from aiayn.config import compose
@@ -107,6 +108,8 @@ def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]
         found["growth"] = lambda show: growth.growth(plain if run.bench.kind == "all" else run, show)
     if "profile" in chosen:
         found["profile"] = lambda show: profiles(run, [name for name in precisions if name != "medium"], device, show)
+    if "layers" in chosen:
+        found["layers"] = lambda show: table1(run, device, show)
     return found
 
 
@@ -132,6 +135,14 @@ def profiles(run: Config, precisions: list[str], device: str, show: Show) -> dic
     for precision, table in found.items():
         show(Verbatim(f"{run.bench.updates} updates in {precision}, by torch.profiler", table))
     return found
+
+
+def table1(run: Config, device: str, show: Show) -> dict[str, Any]:
+    """The layer types of Table 1 in turn."""
+    part: dict[str, Any] = apart(layers, run, device)
+    for sheet in sheets.by_layer(part):
+        show(sheet)
+    return part
 
 
 def markdown(run: Config, result: dict[str, Any], shown: list[Sheet | Verbatim]) -> str:

@@ -109,6 +109,57 @@ def by_rival(parts: dict[str, dict[str, Any]]) -> Sheet:
     return Sheet("Target tokens a second", ["", "precision", *names], rows, remarks, words=(0, 1))
 
 
+def by_layer(part: dict[str, Any]) -> list[Sheet]:
+    """Table 1 with what was counted and measured, and the measured time at every length."""
+    lengths, lines, sizes = part["lengths"], part["layers"], part["sizes"]
+    ends = (0, -1)
+    head = ["layer type", "complexity", "sequential", "max. path", "steps", "path"]
+    head += [f"{what} {lengths[end]:,}" for what in ("MFLOP at", "µs at") for end in ends]
+    head += ["FLOP exponent", "time exponent"]
+    rows = [
+        [
+            *(line[key] for key in ("name", "complexity", "sequential", "path")),
+            *(f"{line[key]:,}" for key in ("steps", "path_length")),
+            *(f"{line['flops'][end] / lengths[end] / 1e6:,.2f}" for end in ends),
+            *(f"{line['seconds_a_token'][end] * 1e6:,.2f}" for end in ends),
+            *(f"{line[key]:.2f}" for key in ("exponent_of_flops", "exponent")),
+        ]
+        for line in lines
+    ]
+    rounds = len(lines[0]["seconds_a_round"][0])
+    alike = f"d = {sizes['d']}, r = {sizes['r']}, k = {sizes['k']}; {sizes['sequences']} sequence(s) at once"
+    title = f"Table 1 measured, forward and backward in {part['precision']}, {alike}; median of {rounds} rounds"
+    table = Sheet(
+        title,
+        head,
+        rows,
+        [
+            "complexity, sequential operations and maximum path length: the paper's orders;"
+            f" steps and path: found at n = {lengths[-1]:,}, the path by breadth-first search over gradients",
+            "MFLOP and µs: of a token, in sequences of so many tokens;"
+            f" exponents: of n in a sequence's cost, fitted from {lengths[len(lengths) // 2]:,} to {lengths[-1]:,}",
+            *_crossings(part),
+        ],
+        words=(0, 1, 2, 3),
+    )
+    times = [[line["name"], *(f"{1e6 * seconds:,.2f}" for seconds in line["seconds_a_token"])] for line in lines]
+    return [table, Sheet("µs a token, by the length of the sequence", ["n", *(f"{n:,}" for n in lengths)], times)]
+
+
+def _crossings(part: dict[str, Any]) -> list[str]:
+    """From which length on self-attention costs more than the recurrent layer."""
+    at = part["crossings"]
+    attention, recurrent = (line["seconds_a_token"] for line in part["layers"][:2])
+    measured = f"from n = {at['measured']:,.0f} on" if at["measured"] else "at no length that was measured"
+    ratios = [theirs / own for theirs, own in zip(recurrent, attention, strict=True)]
+    return [
+        f"self-attention takes longer than the recurrent layer: measured {measured} (it is {ratios[0]:.2f} x as fast"
+        f" at {part['lengths'][0]:,}, {ratios[-1]:.2f} x at {part['lengths'][-1]:,})",
+        f"it computes more, projections included, from n = {at['counted']:,.0f} on (2 d);"
+        f" by the orders alone, n² d and n d², from n = {at['by_orders']:,.0f} on (d)",
+    ]
+
+
 def verdict(part: dict[str, Any]) -> list[str]:
     """Ours beside the fastest rival: both in fp32, then each in whichever precision it is fastest in."""
     lines = []

@@ -15,6 +15,7 @@ ROWS = (
     *("c_n2", "c_n4", "c_n8", "c_dmodel256", "c_dmodel1024", "c_dff1024", "c_dff4096"),
     *("d_dropout00", "d_dropout02", "d_smoothing00", "d_smoothing02", "e_learned_positions", "big"),
 )
+HEAD_WIDTH = 64  # of the layers that `bench.kind=layers` measures, the paper's
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -153,11 +154,16 @@ class Wandb:
 class Bench:
     """How long `aiayn bench` measures, and on what."""
 
-    kind: str = _one_of("all", "rivals", "training", "decoding", "growth", "profile")
+    kind: str = _one_of("all", "rivals", "training", "decoding", "growth", "profile", "layers")
     mean_length: float = _number(1.0, 10_000)
     updates: int = _number(1)
     rounds: int = _number(1)
     seconds: float = _number(0.0, 3600.0)
+    d_model: int = _number(HEAD_WIDTH, 65536)
+    neighbourhood: int = _number(3, 65537)
+    kernel_width: int = _number(2, 1024)
+    max_length: int = _number(64, 1_000_000)
+    sequences: int = _number(1, 100_000)
     output: str = MISSING
 
 
@@ -240,6 +246,7 @@ HARMLESS = frozenset(
         "hardware.tokens_per_search",  # sentences searched together, none of which sees another
         *(f"wandb.{key}" for key in ("mode", "project", "entity")),
         *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "seconds", "output")),
+        *(f"bench.{key}" for key in ("d_model", "neighbourhood", "kernel_width", "max_length", "sequences")),
         *(f"plan.{key}" for key in ("gpu", "gpus", "efficiency", "price_per_hour")),
         *(f"paper.{key}" for key in ("ppl", "bleu", "params_millions")),
         *("output", "prepared", "split", "average", "format"),
@@ -286,6 +293,14 @@ def checked(config: Config) -> Config:
         raise ConfigError("decoding.compile=true: is for a CPU; on a GPU use false")
     if config.decoding.compile and (config.decoding.precision == "bf16" or config.hardware.precision == "64-true"):
         raise ConfigError("decoding.compile=true: is for 32 bits; with decoding.precision=bf16 or 64-true use false")
+    if config.bench.d_model % HEAD_WIDTH:
+        raise ConfigError(
+            f"bench.d_model={config.bench.d_model}: must be a multiple of {HEAD_WIDTH}, the width of a head"
+        )
+    if config.bench.neighbourhood % 2 == 0:
+        raise ConfigError(
+            f"bench.neighbourhood={config.bench.neighbourhood}: must be odd, a token and as many before it as after it"
+        )
     return config
 
 

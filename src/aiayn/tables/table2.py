@@ -1,7 +1,7 @@
 """`aiayn evaluate`, and Table 2: BLEU on the test set of averaged checkpoints, and what training them computed."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,34 @@ PAPER = {
     "base": Published("Transformer (base)", 5, {"en-de": 27.3, "en-fr": 38.1}, 3.3e18, 12.0),
     "big": Published("Transformer (big)", 20, {"en-de": 28.4, "en-fr": 41.8}, 2.3e19, 84.0),
 }
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What the paper's Table 2 has of another system: BLEU as printed there and training FLOPs, by languages."""
+
+    name: str
+    bleu: dict[str, str]
+    flops: dict[str, float]
+
+
+# Table 2, in its order
+RIVALS = (
+    Rival("ByteNet", {"en-de": "23.75"}, {}),
+    Rival("Deep-Att + PosUnk", {"en-fr": "39.2"}, {"en-fr": 1.0e20}),
+    Rival("GNMT + RL", {"en-de": "24.6", "en-fr": "39.92"}, {"en-de": 2.3e19, "en-fr": 1.4e20}),
+    Rival("ConvS2S", {"en-de": "25.16", "en-fr": "40.46"}, {"en-de": 9.6e18, "en-fr": 1.5e20}),
+    Rival("MoE", {"en-de": "26.03", "en-fr": "40.56"}, {"en-de": 2.0e19, "en-fr": 1.2e20}),
+    Rival("Deep-Att + PosUnk Ensemble", {"en-fr": "40.4"}, {"en-fr": 8.0e20}),
+    Rival("GNMT + RL Ensemble", {"en-de": "26.30", "en-fr": "41.16"}, {"en-de": 1.8e20, "en-fr": 1.1e21}),
+    Rival("ConvS2S Ensemble", {"en-de": "26.36", "en-fr": "41.29"}, {"en-de": 7.7e19, "en-fr": 1.2e21}),
+)
 # 5.1: of byte pairs "about 37000", of word pieces 32000
 VOCAB_SIZES = {"en-de": 37_000, "en-fr": 32_000}
 # The paper's footnote 5: TFLOPS of a P100, 8 of them (5.2)
 P100 = 9.5
-HEAD = ("", "BLEU", "", "13a", "intl", "FLOPs by time", "", "FLOPs by count", "")
-SUBHEAD = ("model", "paper", "ours", "ours", "ours", "paper", "ours", "paper", "ours")
+HEAD = ("model", "figures from", "BLEU", "13a", "intl", "FLOPs by time", "FLOPs by count")
+PRINTED, MEASURED, NONE = "the paper's table", "measured here", "–"
 
 
 def evaluation(experiment: str) -> str:
@@ -88,8 +110,9 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
     table = table3.table(run, records.read_runs(folders.sweep_folder(run)))
     rows = [line for line in table.lines if line.name in PAPER]
     conditions = "" if _as_published(table, run) else " (not the paper's conditions)"
-    cells = [HEAD, SUBHEAD, *(tuple(_cells(line, run, dataset)) for line in rows)]
-    align = ["left", *["right"] * (len(HEAD) - 1)]
+    printed = [_rivals(rival, languages(run)) for rival in RIVALS] + [_papers(line, languages(run)) for line in rows]
+    cells = [HEAD, *printed, *(_measured(line, run, dataset) for line in rows)]
+    align = ["left", "left", *["right"] * (len(HEAD) - 2)]
     lines = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
     return [
         f"Table 2 at scale {run.scale.name} on {made_of}{conditions}",
@@ -97,7 +120,8 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
         "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Each of the mean of the row's last checkpoints:",
         *(_averaged(line, run) for line in rows),
         f"FLOPs by time: seconds of all devices x TFLOPS of one; the paper took {P100} for a P100, we take the peak of"
-        " the data sheet. By count: products for the updates' tokens; the paper's from its steps of 25,000 tokens.",
+        " the data sheet. By count: products for the updates' tokens; the paper's, counted here, of its steps of 25,000"
+        " tokens.",
         *(f"{status}  {name}: {detail}" for line in rows for name, status, detail in line.notes if status == "stale"),
     ]
 
@@ -123,24 +147,27 @@ def _as_published(table: Table, run: Config) -> bool:
     return not records.unlike(table.reference["config"]["data"], corpus) and records.changes_nothing(run.scale)
 
 
-def _cells(line: Line, run: Config, dataset: Dataset) -> Iterator[str]:
+def _rivals(rival: Rival, pair: str) -> list[str]:
+    timed = flops.power(rival.flops[pair]) if pair in rival.flops else NONE
+    return [rival.name, PRINTED, rival.bleu.get(pair, NONE), NONE, NONE, timed, NONE]
+
+
+def _papers(line: Line, pair: str) -> list[str]:
     published, paper = PAPER[line.name], line.config
+    tokens = paper.training.max_steps * paper.training.tokens_per_update
+    counted = flops.training_flops(paper.model, VOCAB_SIZES[pair], tokens, tokens, flops.LENGTH, flops.LENGTH)
+    bleu = f"{published.bleu[pair]:.1f}"
+    return [published.name, PRINTED, bleu, NONE, NONE, flops.power(published.flops), flops.power(counted)]
+
+
+def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
     result = _counted(line, run.seed)
     folder = folders.sweep_folder(run) / line.name / f"seed{run.seed}"
     figures = _read(folder / f"evaluation-{evaluation(line.name)}.json") if result else {}
-    yield published.name
-    yield f"{published.bleu[languages(run)]:.1f}"
-    for kind in ("paper", "sacrebleu", "intl"):
-        bleu = records.look_up(figures, f"bleu.{kind}")
-        yield f"{bleu:.1f}" if isinstance(bleu, float) else "–"
-    yield flops.power(published.flops)
-    timed = by_time(result.get("device_seconds", {}))
-    yield flops.power(timed) if timed else "–"
-    tokens = paper.training.max_steps * paper.training.tokens_per_update
-    vocab_size = VOCAB_SIZES[languages(run)]
-    yield flops.power(flops.training_flops(paper.model, vocab_size, tokens, tokens, flops.LENGTH, flops.LENGTH))
-    counted = by_count(line.trained, result, dataset)
-    yield flops.power(counted) if counted else "–"
+    found = [records.look_up(figures, f"bleu.{kind}") for kind in ("paper", "sacrebleu", "intl")]
+    bleu = [f"{value:.1f}" if isinstance(value, float) else NONE for value in found]
+    computed = by_time(result.get("device_seconds", {})), by_count(line.trained, result, dataset)
+    return [PAPER[line.name].name, MEASURED, *bleu, *(flops.power(value) if value else NONE for value in computed)]
 
 
 def by_count(run: Config, result: dict[str, Any], dataset: Dataset) -> float | None:
