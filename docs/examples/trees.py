@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 SPLITS = {"train": 12_000, "dev": 500, "test": 500}
-MOST_WORDS = 24
+MOST_WORDS = 12
 # Of each symbol: how often, and what it becomes. A prepositional phrase belongs to a noun or a verb at random
 RULES: dict[str, list[tuple[int, str]]] = {
     "S": [(8, "NP VP"), (2, "PP NP VP"), (1, "S CC S")],

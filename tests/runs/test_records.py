@@ -243,6 +243,19 @@ def test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted(swe
     assert f"{key} was {value}, is " in line.notes[0][2]
 
 
+def test_a_run_from_before_a_key_counts_where_the_key_has_the_value_that_it_meant(sweep: Path) -> None:
+    old = result()
+    for key in schema.EARLIER:
+        section, _, name = key.rpartition(".")
+        del old["config"][section][name]
+    storage.write_json(sweep / "a_h1" / "seed1" / "result.json", old)
+    assert table(RUN, read_runs(sweep)).lines[1].status == "finished"
+    now = dataclasses.replace(RUN, scale=dataclasses.replace(RUN.scale, max_train_words=3))
+    line = table(now, read_runs(sweep)).lines[1]
+    assert line.status == "stale"  # control
+    assert "scale.max_train_words was 0, is 3" in line.notes[0][2]
+
+
 def test_a_half_done_run_is_measured_against_the_steps_of_its_scale(sweep: Path) -> None:
     storage.append_lines(sweep / "big" / "seed1" / "metrics.jsonl", ['{"step": 1234}'])
     made = table(RUN, read_runs(sweep))
@@ -259,7 +272,7 @@ def test_figures_on_the_papers_text_at_its_scale_are_comparable_in_any_precision
     [
         *(("data=tiny",), ("data=wmt14_en_fr",), ("scale=mini",), ("scale.batch=0.5",), ("data.vocab_size=8000",)),
         *(("data.max_length=100",), ("data.target_language=fr",), ("data.train_source=mine.en",)),
-        *(("scale.max_words=7",), ("scale.pairs=5003",)),
+        *(("scale.max_words=7",), ("scale.max_train_words=7",), ("scale.pairs=5003",)),
     ],
 )
 def test_figures_under_any_other_condition_are_not_comparable(words: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn.config.schema import ROWS, Config, ConfigError, Scale, checked, in_range, nearest
+from aiayn.config.schema import EARLIER, ROWS, Config, ConfigError, Scale, checked, in_range, nearest
 
 
 def register() -> None:
@@ -50,7 +50,10 @@ def read(path: Path) -> Config:
         # Aliases would let a few lines grow without bound, and no file of ours has any
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise ConfigError("it holds an alias")
-        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
+        earlier = OmegaConf.create()
+        for key, value in EARLIER.items():
+            OmegaConf.update(earlier, key, value)
+        plain = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(earlier, OmegaConf.create(text))))
         # Written resolved; what is read here must not look into this process's environment
         if any("${" in str(value) for _, value in _flat(plain)):
             raise ConfigError("it holds an interpolation")

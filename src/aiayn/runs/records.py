@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from aiayn.config import compose
 from aiayn.core import storage
-from aiayn.config.schema import MEANING, PATHS, Config, Scale
+from aiayn.config.schema import EARLIER, MEANING, PATHS, Config, Scale
 
 SCHEMA = 1
 RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"
@@ -88,7 +88,8 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def changed(claims: Mapping[str, Any], result: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
     """What is claimed about a run's meaning or hashes, but its result denies: (key, the result's value, the claim)."""
-    values = ((key, look_up(result or {}, place_in_result(key)), claim) for key, claim in claims.items())
+    found = {key: look_up(result or {}, place_in_result(key)) for key in claims}
+    values = ((key, EARLIER.get(key) if found[key] is None else found[key], claim) for key, claim in claims.items())
     return [(key, value, claim) for key, value, claim in values if value != claim]
 
 
@@ -147,13 +148,14 @@ def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
 
 def factors(scale: Scale) -> dict[str, float]:
     """What a scale multiplies, and by how much."""
-    others = ("name", "max_words", "pairs")
+    others = ("name", "max_words", "max_train_words", "pairs")
     return {name: factor for name, factor in dataclasses.asdict(scale).items() if name not in others}
 
 
 def changes_nothing(scale: Scale) -> bool:
     """Whether rows and text are the paper's: every factor is 1, every pair is used."""
-    return all(factor == 1 for factor in factors(scale).values()) and not (scale.max_words or scale.pairs)
+    part = scale.max_words or scale.max_train_words or scale.pairs
+    return all(factor == 1 for factor in factors(scale).values()) and not part
 
 
 def _read_run(folder: Path, experiment: str, seed: int) -> Run:
