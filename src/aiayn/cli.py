@@ -27,7 +27,7 @@ COMMANDS = {
     "table": "Table 3, paper and ours, from what is trained",
     "criteria": "does a scale train as the paper does: epochs, convergence, stability, the dev set's size",
     "report": "one page: Table 3, its runs, curves and figures, the paper's claims tested",
-    "attention": "where every head of every layer looks, for a sentence",
+    "attention": "where every head of every layer looks, for a sentence and over the dev set",
     "dashboard": "a W&B workspace that compares the rows, or what it would be made of",
     "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
     "bench": "tokens/s and memory beside other people's code in the same run; growth; torch's profile",
@@ -89,7 +89,7 @@ EXAMPLES = {
     "attention": [
         (
             "aiayn attention experiment=base < sentence.txt",
-            "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG and PNG",
+            "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG and PNG; heads in numbers on dev",
         ),
     ],
     "dashboard": [

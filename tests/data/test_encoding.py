@@ -148,6 +148,27 @@ def test_a_selection_drops_long_pairs_of_every_split_and_keeps_the_first_trainin
     assert (few["dev"]["kept"], few["test"]["kept"]) == (short["dev"]["kept"], short["test"]["kept"])
 
 
+def test_a_limit_of_training_alone_leaves_dev_and_test_as_they_are(tmp_path, text) -> None:
+    datasets = {
+        name: prepare_here(tmp_path / name, text, selection=selection)
+        for name, selection in (
+            ("whole", Selection(max_words=7)),
+            ("limited", Selection(max_words=7, max_train_words=3)),
+            ("short", Selection(max_words=3)),
+        )
+    }
+    for split in ("dev", "test"):
+        whole, limited, short = (dataset.texts(split, "source") for dataset in datasets.values())
+        assert limited == whole
+        assert len(short) < len(whole)  # control
+    whole, limited, short = (dataset.manifest["splits"]["train"] for dataset in datasets.values())
+    assert limited == short
+    assert limited["kept"] < whole["kept"]
+    # What is prepared already keeps its hash: its manifest does not have the key
+    assert "max_train_words" not in datasets["whole"].manifest["settings"]
+    assert datasets["limited"].manifest["settings"]["max_train_words"] == 3
+
+
 def test_a_folder_prepared_from_another_selection_is_refused(tmp_path, text) -> None:
     prepare_here(tmp_path / "once", text, selection=Selection(pairs=19))
     with pytest.raises(DataError, match="pairs was 19, is 23"):

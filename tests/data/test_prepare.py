@@ -75,8 +75,15 @@ def test_compressed_text_gives_the_same_corpus(run, tmp_path, suffix, compress):
 
 
 def test_two_selections_share_no_folder_and_each_is_prepared_once(run, tmp_path, capsys):
-    for words, pairs, name in ((0, 0, "digits"), (5, 0, "digits-5words"), (5, 1009, "digits-5words-1009pairs")):
-        chosen = dataclasses.replace(run, scale=dataclasses.replace(run.scale, max_words=words, pairs=pairs))
+    folders_of = {
+        (0, 0, 0): "digits",
+        (5, 3, 0): "digits-5words-3trainwords",
+        (5, 0, 0): "digits-5words",
+        (5, 0, 1009): "digits-5words-1009pairs",
+    }
+    for (words, train, pairs), name in folders_of.items():
+        scale = dataclasses.replace(run.scale, max_words=words, max_train_words=train, pairs=pairs)
+        chosen = dataclasses.replace(run, scale=scale)
         first = prepare.prepare(chosen, lambda message: None)
         assert first.folder == tmp_path / "prepared" / name
         before = state(first.folder)
@@ -94,7 +101,7 @@ def test_a_run_of_another_selection_is_not_resumed(run):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(compose.to_yaml(run))
     jobs.check(run)
-    for key, value in (("max_words", 5), ("pairs", 1009)):
+    for key, value in (("max_words", 5), ("max_train_words", 3), ("pairs", 1009)):
         with pytest.raises(ConfigError, match=rf"scale\.{key}={value}: .* holds a run with scale\.{key}="):
             jobs.check(dataclasses.replace(run, scale=dataclasses.replace(run.scale, **{key: value})))
 

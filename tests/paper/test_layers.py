@@ -6,7 +6,7 @@ import pytest
 import torch
 from models import SIZES, VOCAB, transformer
 
-from aiayn.paper.layers import LearnedPositions, Sinusoids, sinusoids
+from aiayn.paper.layers import LearnedPositions, Sinusoids, sinusoids, sinusoids_in_halves
 from aiayn.paper.transformer import Transformer
 
 
@@ -23,6 +23,40 @@ def test_sinusoids_by_hand() -> None:
     expected = [[math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)] for p in range(3)]
     torch.testing.assert_close(table, torch.tensor(expected, dtype=torch.float64))
     assert table[0].tolist() == [0, 1, 0, 1]
+
+
+def rotation(offset: int, d_model: int) -> torch.Tensor:
+    """(D, D): turns each pair of a sine and a cosine by the angle of `offset` positions, wherever it begins."""
+    angles = offset / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    blocks = torch.stack((angles.cos(), angles.sin(), -angles.sin(), angles.cos()), -1).view(-1, 2, 2)
+    return torch.block_diag(*blocks)
+
+
+def test_the_sinusoids_of_a_later_position_are_a_rotation_of_an_earlier_ones() -> None:
+    """Section 3.5: "for any fixed offset k, PE(pos + k) can be represented as a linear function of PE(pos)"."""
+    table = sinusoids(97, 22)
+    for offset in (1, 5, 31):
+        turn = rotation(offset, 22)
+        torch.testing.assert_close(turn @ turn.T, torch.eye(22, dtype=torch.float64))
+        torch.testing.assert_close(table[:-offset] @ turn.T, table[offset:])
+        assert not torch.allclose(table[:-offset] @ rotation(offset + 1, 22).T, table[offset:], atol=0.1)  # control
+    torch.testing.assert_close(rotation(5, 22) @ rotation(31, 22), rotation(36, 22))
+
+
+def spread_of_products(table: torch.Tensor, offset: int) -> float:
+    """The range of PE(pos) PE(pos + k) over pos, relative: above 0 no rotation takes every pos to pos + k."""
+    products = (table[:-offset] * table[offset:]).sum(-1)
+    return float((products.max() - products.min()) / table.square().sum(-1).mean())
+
+
+def test_a_learned_table_has_no_such_rotation() -> None:
+    """A rotation keeps scalar products, so that those of all pairs at one distance would be equal."""
+    torch.manual_seed(3)
+    learned = LearnedPositions(97, 22).weight.detach().double()
+    for offset in (1, 5, 31):
+        assert spread_of_products(learned, offset) > 0.5
+        for make in (sinusoids, sinusoids_in_halves):
+            assert spread_of_products(make(97, 22), offset) < 1e-12
 
 
 def test_sinusoids_grow_with_the_sentences_and_are_no_part_of_a_checkpoint() -> None:

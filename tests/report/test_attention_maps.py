@@ -98,7 +98,9 @@ def test_a_sentence_that_is_no_picture_is_refused_in_one_line(finished: list[str
         attention_maps.main(compose.compose_row(*finished), io.BytesIO(line))
 
 
-def test_a_sentence_gives_a_page_and_every_layer_as_svg_and_png(finished: list[str], monkeypatch) -> None:
+def test_a_sentence_gives_a_page_every_layer_as_svg_and_png_and_every_head_in_numbers(
+    finished: list[str], monkeypatch, capsys
+) -> None:
     run = compose.compose_row(*finished)
     written: dict[str, bytes] = {}
     monkeypatch.setattr("aiayn.core.storage.write_bytes", lambda path, data: written.update({path.name: bytes(data)}))
@@ -112,3 +114,6 @@ def test_a_sentence_gives_a_page_and_every_layer_as_svg_and_png(finished: list[s
     assert "style=" not in page
     assert all(f'id="{name}-' in page for name in names)
     assert not re.search(r'(src|href)="(?!#|data:image/png)', page)
+    printed = capsys.readouterr().out
+    assert "dev set of 41 sentences" in printed
+    assert [line.split()[0] for line in printed.splitlines() if re.match(r" *\d\.\d ", line)] == ["1.1", "1.2"] * 3

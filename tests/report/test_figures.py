@@ -11,6 +11,7 @@ from matplotlib.transforms import Bbox
 from scipy import stats
 
 from aiayn.config import compose
+from aiayn.paper.layers import sinusoids
 from aiayn.report import figures
 from aiayn.report.curves import Curve
 from aiayn.report.figure_files import style
@@ -133,6 +134,37 @@ def test_the_schedule_peaks_at_the_end_of_the_warm_up() -> None:
         )
         peak = line.get_xdata()[int(np.argmax(line.get_ydata()))]
         assert peak == pytest.approx(trained.training.warmup_steps, rel=0.02)
+
+
+def test_the_range_of_an_offsets_cosine_has_no_width_for_sinusoids_alone() -> None:
+    learned = np.random.default_rng(3).normal(size=(61, 22))
+    figure = figures.positions({"Sinusoids": sinusoids(61, 22).numpy(), "Learned": learned})
+    *_, below = figure.axes
+    assert [line.get_label() for line in below.lines] == ["Sinusoids", "Learned"]
+    widths = []
+    for band in below.collections:
+        places = band.get_paths()[0].vertices
+        widths.append(max(np.ptp(places[places[:, 0] == k, 1]) for k in range(1, 30)))
+    assert widths[0] < 1e-12
+    assert widths[1] > 0.5
+    angles = 7 / 10000 ** (np.arange(0, 22, 2) / 22)
+    assert below.lines[0].get_ydata()[7] == pytest.approx(np.cos(angles).mean())
+
+
+def test_the_longest_sentence_in_training_is_a_line_between_two_buckets_of_lengths() -> None:
+    words = [n % 23 + 1 for n in range(230)]
+    made = table("mini", "tiny", 1)
+    for limit, lines in ((0, 0), (23, 0), (9, 1)):
+        scale = dataclasses.replace(made.scale, max_words=0, max_train_words=limit)
+        own = dataclasses.replace(made, scale=scale)
+        (axes,) = figures.lengths(own, {("base", 1): np.ones((230, 10), np.int64)}, words).axes
+        limits = [line for line in axes.lines if line.get_linestyle() == "--"]
+        assert len(limits) == len(axes.texts) == lines
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    at = limits[0].get_xdata()[0]
+    assert labels[int(at - 0.5)].split()[-1] == "9"
+    assert labels[int(at + 0.5)].split()[0] == "10"
+    assert axes.texts[0].get_text() == "trained on up to 9"
 
 
 def test_buckets_of_lengths_reach_from_the_shortest_to_the_longest_source() -> None:

@@ -93,7 +93,7 @@ def test_figures_on_the_papers_text_at_its_scale_are_comparable_in_any_precision
     [
         *(("data=tiny",), ("data=wmt14_en_fr",), ("scale=mini",), ("scale.batch=0.5",), ("data.vocab_size=8000",)),
         *(("data.max_length=100",), ("data.target_language=fr",), ("data.train_source=mine.en",)),
-        *(("scale.max_words=7",), ("scale.pairs=5003",)),
+        *(("scale.max_words=7",), ("scale.max_train_words=7",), ("scale.pairs=5003",)),
     ],
 )
 def test_figures_under_any_other_condition_are_not_comparable(words: tuple[str, ...]) -> None:

@@ -54,8 +54,6 @@ def read(path: Path) -> Config:
         # Written resolved; what is read here must not look into this process's environment
         if any("${" in str(value) for _, value in _flat(plain)):
             raise ConfigError("it holds an interpolation")
-        # How a benchmark measures is nothing of a run, which may be older than some of its keys
-        plain["bench"] = {**_read_folder("conf")["config"]["bench"], **plain["bench"]}
         return checked(_typed(plain))
     except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         cause = " ".join(str(error).split())[:300]

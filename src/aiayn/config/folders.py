@@ -42,8 +42,9 @@ def prepared_folder(config: Config) -> Path:
     """`<prepared>/<data>`, with the scale's selection behind it: `tiny-7words-6000pairs`."""
     scale = config.scale
     words = f"-{scale.max_words}words" if scale.max_words else ""
+    train_words = f"-{scale.max_train_words}trainwords" if scale.max_train_words else ""
     pairs = f"-{scale.pairs}pairs" if scale.pairs else ""
-    return Path(config.prepared) / f"{corpus_name(config)}{words}{pairs}"
+    return Path(config.prepared) / f"{corpus_name(config)}{words}{train_words}{pairs}"
 
 
 def setting(config: Config) -> str:

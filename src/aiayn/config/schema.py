@@ -112,6 +112,7 @@ class Scale:
     batch: float = _number(1e-9, 1e6)
     learning_rate: float = _number(1e-6, 1e6)
     max_words: int = _number(0)
+    max_train_words: int = _number(0)
     pairs: int = _number(0)
 
 
@@ -225,7 +226,7 @@ MEANING = PATHS | frozenset(
         *(f"training.{key}" for key in ("learning_rate_factor", "adam_beta1", "adam_beta2", "adam_epsilon")),
         *(f"data.{key}" for key in ("name", "vocab_size", "max_length", "source_language", "target_language")),
         *(f"scale.{key}" for key in ("name", "width", "layers", "steps", "warmup", "batch", "learning_rate")),
-        *("scale.max_words", "scale.pairs"),
+        *("scale.max_words", "scale.max_train_words", "scale.pairs"),
         *(f"decoding.{key}" for key in ("beam_size", "length_penalty", "max_extra", "precision")),
     }
 )

@@ -5,7 +5,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -66,7 +66,7 @@ def encode_corpus(
     DataError when the text is unfit, when `folder` was prepared from something else, or when it is damaged.
     """
     vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
-    settings = {**vocabulary, "max_length": max_length, **asdict(selection), **origin.identity}
+    settings = {**vocabulary, "max_length": max_length, **selection.settings(), **origin.identity}
     if (folder / "manifest.json").exists():
         return _prepared_before(folder, settings)
     with storage.lock(folder / ".lock", wait=True, report=progress):
@@ -156,9 +156,8 @@ def read(split: Split, parts: Sequence[Files], selection: Selection, dropped: Co
 
     Of dev and test nothing but `max_words` drops a pair: an empty sentence stays, invalid UTF-8 raises DataError.
     """
-    training = split == "train"
-    pairs = chain.from_iterable(read_pairs(files, dropped if training else None) for files in parts)
-    return select(pairs, selection if training else replace(selection, pairs=0), dropped)
+    pairs = chain.from_iterable(read_pairs(files, dropped if split == "train" else None) for files in parts)
+    return select(pairs, selection.of(split), dropped)
 
 
 def _names(parts: Sequence[Files]) -> str:
@@ -172,7 +171,8 @@ def _training_pairs(train: Sequence[Files], selection: Selection) -> Iterator[Pa
         yield pair
     if empty:
         raise DataError(
-            f"{_names(train)} hold no sentence pair to learn from (scale.max_words is {selection.max_words})"
+            f"{_names(train)} hold no sentence pair to learn from (of at most {selection.of('train').max_words} words:"
+            " scale.max_words, scale.max_train_words)"
         )
 
 

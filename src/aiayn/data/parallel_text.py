@@ -10,7 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
@@ -55,7 +55,18 @@ class Selection:
     """The part of a corpus that is used; 0 stands for all."""
 
     max_words: int = 0  # between white space, on either side
-    pairs: int = 0  # the first so many of those that `max_words` leaves
+    pairs: int = 0  # of training pairs, the first so many of those that are short enough
+    max_train_words: int = 0  # of training pairs, in place of `max_words`
+
+    def of(self, split: "Split") -> "Selection":
+        """What it selects of one split, in `max_words` and `pairs` alone; of dev and test all pairs that are short."""
+        if split != "train":
+            return Selection(self.max_words)
+        return Selection(self.max_train_words or self.max_words, self.pairs)
+
+    def settings(self) -> dict[str, int]:
+        """What a manifest has of it; without `max_train_words` where that is 0, as before there was such a key."""
+        return {key: value for key, value in asdict(self).items() if value or key != "max_train_words"}
 
 
 ALL = Selection()

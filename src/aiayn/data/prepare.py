@@ -57,7 +57,7 @@ def prepare(config: Config, report: Callable[[str], None]) -> Dataset:
 
 def selection(scale: Scale) -> Selection:
     """The part of any corpus that a scale uses."""
-    return Selection(scale.max_words, scale.pairs)
+    return Selection(scale.max_words, scale.pairs, scale.max_train_words)
 
 
 def sha256(config: Config) -> str | None:

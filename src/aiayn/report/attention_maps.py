@@ -1,29 +1,26 @@
-"""`aiayn attention`: for one sentence, where every head of every layer looks, as lines and as matrices."""
+"""`aiayn attention`: where every head of every layer looks, drawn for one sentence and measured over a split."""
 
 import sys
-from contextlib import ExitStack
-from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
 from aiayn.data.encoded import Dataset
 from aiayn.data.sentencepiece_bpe import BOS, EOS
-from aiayn.evaluation.evaluate import trained
+from aiayn.evaluation.evaluate import Split, trained
 from aiayn.evaluation.search import search
-from aiayn.paper.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention, split_heads
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.process import compute_with
-from aiayn.paper.layers import DecoderLayer, EncoderLayer
 from aiayn.paper.transformer import Transformer
-from aiayn.report import figure_files, html_page
+from aiayn.report import attention_heads, figure_files, html_page
+from aiayn.report.attention_heads import KINDS
 from aiayn.report.figure_files import INK
 from aiayn.runs.records import printable
 
@@ -31,53 +28,16 @@ from aiayn.runs.records import printable
 Weights = npt.NDArray[np.float32]
 """(H, Q, M): each row sums to 1."""
 
-KINDS = {
-    "encoder": "Encoder self-attention",
-    "decoder": "Decoder self-attention, masked",
-    "cross": "Attention of the decoder to the encoder",
-}
 LONGEST = 60  # tokens of a side: more are no picture any more
 _COLUMNS = 2  # of heads, as a phone shows them
 _FAINTEST = 0.02
 
 
 def weights_of(model: Transformer, batch: Batch) -> dict[str, list[Weights]]:
-    """The attention weights of each layer of each of KINDS, for a batch of one sentence pair.
-
-    Computed beside the forward pass, from what each attention is given: training knows nothing of it.
-    """
+    """The attention weights of each layer of each of KINDS, for a batch of one sentence pair."""
     found: dict[str, list[Weights]] = {kind: [] for kind in KINDS}
-    with ExitStack() as hooks, torch.no_grad():
-        for layer in [*model.encoder, *model.decoder]:
-            assert isinstance(layer, EncoderLayer | DecoderLayer)
-            kind = "encoder" if isinstance(layer, EncoderLayer) else "decoder"
-            hooks.enter_context(
-                layer.self_attention.register_forward_hook(partial(_look, found[kind]), with_kwargs=True)
-            )
-            if isinstance(layer, DecoderLayer):
-                hooks.enter_context(
-                    layer.memory_attention.register_forward_hook(partial(_look, found["cross"]), with_kwargs=True)
-                )
-        model.eval().hidden(batch)
+    attention_heads.look(model, batch, lambda kind, weights, *_: found[kind].append(weights[0].float().cpu().numpy()))
     return found
-
-
-def _look(
-    found: list[Weights], module: nn.Module, inputs: tuple[Any, ...], options: dict[str, bool], output: Tensor
-) -> None:
-    if isinstance(module, SelfAttention):
-        x, packing = inputs
-        mask = packing.causal_mask if options["causal"] else packing.mask
-        widths = (module.d_k, module.d_k, module.d_v)
-        q, k, v = split_heads(module.query_key_value(x), packing, module.num_heads, widths)
-    else:
-        assert isinstance(module, MemoryAttention)
-        x, memory, packing, memory_packing = inputs
-        (q,) = split_heads(module.query(x), packing, module.num_heads, (module.d_k,))
-        k, v = module.keys_and_values(memory, memory_packing)
-        mask = memory_packing.mask
-    _, weights = scaled_dot_product_attention(q, k, v, mask)
-    found.append(weights[0].float().cpu().numpy())
 
 
 def matrices(weights: Weights, queries: list[str], keys: list[str], title: str) -> Figure:
@@ -143,7 +103,7 @@ def _tokens(dataset: Dataset, ids: Tensor) -> list[str]:
 
 
 def main(config: Config, source: BinaryIO | None = None) -> None:
-    """Draws the first line of standard input with the run that the configuration names, and says where."""
+    """Draws the first line of standard input with the run that the configuration names, and measures its heads."""
     compute_with(config.hardware.threads)
     model, dataset, folder = trained(config)
     sentence = (source or sys.stdin.buffer).readline().decode("utf-8", "replace").strip()
@@ -170,3 +130,7 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     )
     storage.write_text(folder / "attention" / "attention.html", text)
     print(f"{printable(sentence)}\n{printable(translation)}\n{folder / 'attention' / 'attention.html'}")
+    pairs = dataset.pairs(cast(Split, config.split))
+    with progress.counted(f"looking at {config.split}", len(pairs), "sentences") as done:
+        found = attention_heads.measure(model, pairs, config.hardware.tokens_per_micro_batch, done)
+    print(f"\n{name}, {config.split} set of {len(pairs):,} sentences\n\n{attention_heads.text(found)}")

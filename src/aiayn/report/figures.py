@@ -150,6 +150,14 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure
     shades = colours(table)
     words = np.array(source_words)
     bounds = np.unique(np.quantile(words, np.linspace(0, 1, _LENGTH_BUCKETS + 1), method="nearest"))[1:]
+    trained = table.scale.max_train_words or table.scale.max_words or int(words.max())
+    if words.min() <= trained < words.max():
+        bounds = np.union1d(bounds, [trained])  # no bucket holds lengths on both sides of the limit
+        at = float(np.searchsorted(bounds, trained)) + 0.5
+        axes.axvline(at, color="#888888", linestyle="--", linewidth=0.9)
+        axes.annotate(
+            f"trained on up to {trained}", (at, 1), xycoords=("data", "axes fraction"), fontsize=7, ha="right"
+        )
     buckets = np.searchsorted(bounds, words)
     for line in table.lines:
         own = [of_run for (row, _), of_run in counts.items() if row == line.name]
@@ -168,14 +176,24 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure
 
 
 def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
-    """Tables of positional vectors (positions, d_model) as pictures."""
-    figure, drawn = _figure(6.8, 2.0 + 1.3 * len(tables), len(tables), across=False)
-    for axes, (name, vectors) in zip(np.atleast_1d(drawn), tables.items(), strict=True):
+    """Tables of positional vectors (positions, d_model) as pictures; below, which offsets are rotations.
+
+    PE(pos + k) is a rotation of PE(pos), the same for all pos, just where the angle between them depends on k alone.
+    """
+    figure, (*pictures, below) = _figure(6.8, 4.0 + 1.3 * len(tables), len(tables) + 1, across=False)
+    for axes, (name, vectors) in zip(pictures, tables.items(), strict=True):
         bound = float(np.quantile(np.abs(vectors), 0.99))
         axes.imshow(vectors.T, aspect="auto", cmap="RdBu", vmin=-bound, vmax=bound, interpolation="nearest")
         axes.grid(visible=False)
-        axes.set(title=name, ylabel="dimension")
-    axes.set_xlabel("position")
+        axes.set(title=f"{name}, by position", ylabel="dimension")
+    for shade, (name, vectors) in zip((INK, _PAPER, "#3e6e8e"), tables.items(), strict=False):
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        cosines = [np.diagonal(unit @ unit.T, k) for k in range(len(vectors) // 2)]
+        low, mean, high = ([reduce(of_k) for of_k in cosines] for reduce in (np.min, np.mean, np.max))
+        below.fill_between(range(len(mean)), low, high, color=shade, alpha=0.2, linewidth=0)
+        below.plot(mean, color=shade, label=name)
+    below.legend(loc="upper right")
+    below.set(title="Cosine of PE(pos) and PE(pos + k): mean, and range over pos", xlabel="position, or offset k")
     return figure
 
 

@@ -147,13 +147,14 @@ def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
 
 def factors(scale: Scale) -> dict[str, float]:
     """What a scale multiplies, and by how much."""
-    others = ("name", "max_words", "pairs")
+    others = ("name", "max_words", "max_train_words", "pairs")
     return {name: factor for name, factor in dataclasses.asdict(scale).items() if name not in others}
 
 
 def changes_nothing(scale: Scale) -> bool:
     """Whether rows and text are the paper's: every factor is 1, every pair is used."""
-    return all(factor == 1 for factor in factors(scale).values()) and not (scale.max_words or scale.pairs)
+    part = scale.max_words or scale.max_train_words or scale.pairs
+    return all(factor == 1 for factor in factors(scale).values()) and not part
 
 
 def _read_run(folder: Path, experiment: str, seed: int) -> Run:

@@ -53,6 +53,7 @@ def caption(table: Table) -> str:
     sentences = [
         f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.{_settings(table)}",
         f"Of all splits, pairs of at most {table.scale.max_words} words a side." if table.scale.max_words else "",
+        f"Of training, pairs of at most {table.scale.max_train_words} words." if table.scale.max_train_words else "",
         f"Training text: the first {table.scale.pairs:,} of its pairs." if table.scale.pairs else "",
         f"Precision: {look_up(table.reference, 'config.hardware.precision')}.",
         f"Criteria for a scale that are missed: {'; '.join(table.missed)}." if table.missed else "",

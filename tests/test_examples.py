@@ -1,0 +1,81 @@
+"""The scripts of docs/examples: what they make is parallel text, and their scores see a difference."""
+
+import importlib.util
+import random
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "docs" / "examples"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def script(name: str) -> ModuleType:
+    """The script as a module; skips where it needs a package that is not here."""
+    if name == "digits":
+        pytest.importorskip("sklearn", reason="digits are scikit-learn's")
+    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_makes_the_same_three_splits_each_time(name: str, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        script(name).make(tmp_path / folder)
+    for split in ("train", "dev", "test"):
+        sources, targets = (lines(tmp_path / "one" / f"{split}.{side}") for side in ("source", "target"))
+        assert len(sources) == len(targets) > 100
+        for side in ("source", "target"):
+            assert lines(tmp_path / "two" / f"{split}.{side}") == lines(tmp_path / "one" / f"{split}.{side}")
+
+
+def test_no_sentence_of_the_treebanks_dev_set_is_in_its_training_text_and_each_tree_has_its_words(tmp_path) -> None:
+    trees = script("trees")
+    trees.make(tmp_path)
+    sources = {split: lines(tmp_path / f"{split}.source") for split in ("train", "dev", "test")}
+    assert not set(sources["train"]) & {*sources["dev"], *sources["test"]}
+    for sentence, tree in zip(sources["dev"], lines(tmp_path / "dev.target"), strict=True):
+        assert trees.brackets(tree)["S", 0, len(sentence.split())] >= 1
+
+
+def test_labelled_f1_counts_brackets_by_label_and_place(tmp_path, capsys) -> None:
+    trees = script("trees")
+    (tmp_path / "reference").write_text("(S (NP DT NN )NP (VP VBZ )VP )S\n" * 2)
+    # One label is another, and one tree has brackets that do not match: 2 right of 3 given and 6 wanted
+    (tmp_path / "own").write_text("(S (NP DT NN )NP (PP VBZ )PP )S\n(S (NP DT NN )VP )S\n")
+    trees.score(tmp_path / "reference", tmp_path / "own")
+    printed = capsys.readouterr().out
+    assert "labelled F1 44.44 (precision 66.67, recall 33.33)" in printed
+    assert "of 2 trees, 1 have brackets that match, 0 are the reference" in printed
+
+
+def test_a_melody_in_another_key_is_as_many_semitones_higher(tmp_path, capsys) -> None:
+    melodies = script("melodies")
+    melody = melodies.generated(random.Random(3))
+    pitches = [melodies.text(melody, key).split()[::2] for key in (0, 2)]
+    marks = "C ^C D ^D E F ^F G ^G A ^A B".split()  # noqa: SIM905
+
+    def semitones(note: str) -> int:
+        return marks.index(note.strip("',")) + 12 * (note.count("'") - note.count(","))
+
+    assert {semitones(high) - semitones(low) for low, high in zip(*pitches, strict=True)} == {2}
+    (tmp_path / "reference").write_text("C 1 D 2 E 2\nC 1\n")
+    (tmp_path / "own").write_text("C 1 D 1\nC 1\n")
+    melodies.score(tmp_path / "reference", tmp_path / "own")
+    assert "50.00 % of 4 notes, 50.00 % of 2 melodies" in capsys.readouterr().out
+
+
+def test_the_bits_of_a_table_of_counts_are_those_by_hand() -> None:
+    digits = script("digits")
+    train = [(0, 5), (0, 5), (1, 7)]
+    assert digits.bits(train, [(0, 5)]) == pytest.approx(2.6630, abs=1e-4)  # log2((2 + 17) / (2 + 1))
+    assert digits.enlarged(list(range(16)))[:8] == [0, 0, 1, 1, 2, 2, 3, 3]
