@@ -77,6 +77,17 @@ def test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted(swe
     assert f"{key} was {value}, is " in line.notes[0][2]
 
 
+def test_a_run_from_before_a_key_counts_where_the_key_has_the_value_that_it_meant(sweep: Path) -> None:
+    old = result()
+    del old["config"]["scale"]["max_train_words"]
+    storage.write_json(sweep / "a_h1" / "seed1" / "result.json", old)
+    assert table(RUN, read_runs(sweep)).lines[1].status == "finished"
+    now = dataclasses.replace(RUN, scale=dataclasses.replace(RUN.scale, max_train_words=3))
+    line = table(now, read_runs(sweep)).lines[1]
+    assert line.status == "stale"  # control
+    assert "scale.max_train_words was 0, is 3" in line.notes[0][2]
+
+
 def test_a_half_done_run_is_measured_against_the_steps_of_its_scale(sweep: Path) -> None:
     storage.append_lines(sweep / "big" / "seed1" / "metrics.jsonl", ['{"step": 1234}'])
     made = table(RUN, read_runs(sweep))

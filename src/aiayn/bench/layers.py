@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn.bench.comparison import Contestant, computing, take_turns
+from aiayn.bench.comparison import take_turns
+from aiayn.bench.contestants import Contestant, computing
 from aiayn.config.schema import HEAD_WIDTH, Bench, Config
 
 # B sequences; N tokens of each; D d_model; H heads; K d_k; S blocks; W queries of a block

@@ -14,7 +14,7 @@ from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
 from aiayn.data.encoded import Dataset
 from aiayn.data.sentencepiece_bpe import BOS, EOS
-from aiayn.evaluation.evaluate import Split, trained
+from aiayn.evaluation.evaluate import HeldOut, trained
 from aiayn.evaluation.search import search
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.process import compute_with
@@ -130,7 +130,7 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     )
     storage.write_text(folder / "attention" / "attention.html", text)
     print(f"{printable(sentence)}\n{printable(translation)}\n{folder / 'attention' / 'attention.html'}")
-    pairs = dataset.pairs(cast(Split, config.split))
+    pairs = dataset.pairs(cast(HeldOut, config.split))
     with progress.counted(f"looking at {config.split}", len(pairs), "sentences") as done:
         found = attention_heads.measure(model, pairs, config.hardware.tokens_per_micro_batch, done)
     print(f"\n{name}, {config.split} set of {len(pairs):,} sentences\n\n{attention_heads.text(found)}")

@@ -186,7 +186,7 @@ def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
         axes.imshow(vectors.T, aspect="auto", cmap="RdBu", vmin=-bound, vmax=bound, interpolation="nearest")
         axes.grid(visible=False)
         axes.set(title=f"{name}, by position", ylabel="dimension")
-    for shade, (name, vectors) in zip((INK, _PAPER, "#3e6e8e"), tables.items(), strict=False):
+    for shade, (name, vectors) in zip((INK, PAPER_COLOUR, "#3e6e8e"), tables.items(), strict=False):
         unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         cosines = [np.diagonal(unit @ unit.T, k) for k in range(len(vectors) // 2)]
         low, mean, high = ([reduce(of_k) for of_k in cosines] for reduce in (np.min, np.mean, np.max))

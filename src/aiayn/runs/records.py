@@ -76,6 +76,8 @@ def read_result(path: Path) -> dict[str, Any]:
     result = _read_json(path)
     if result.get("schema") != SCHEMA or result.get("status") != "finished":
         raise ValueError(f"{path.name}: not a finished result of schema {SCHEMA}")
+    if isinstance(result.get("config"), dict):
+        result["config"] = compose.as_now(result["config"])
     shared = (str | int, [place_in_result(key) for key in SHARED])
     for kind, keys in ((dict, _TABLES), (str, _TEXTS), (int, _COUNTS), (int | float, _NUMBERS), shared):
         for key in keys:
