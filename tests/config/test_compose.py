@@ -79,7 +79,7 @@ FACTORS = {
     "small": {
         "width": "1/4",
         "layers": "1/2",
-        "steps": "0.09",
+        "steps": "0.11",
         "warmup": "0.15",
         "batch": "0.016",
         "learning_rate": "1/2",
@@ -101,7 +101,7 @@ FACTORS = {
 }
 BASE = {  # N, d_model, d_ff, d_k, updates, warm-up, tokens an update, updates between checkpoints, factor of Eq. 3
     "paper": (6, 512, 2048, 64, 100_000, 4_000, 25_000, 5_000, 1.0),
-    "small": (3, 128, 512, 16, 9_000, 600, 400, 450, 0.5),
+    "small": (3, 128, 512, 16, 11_000, 600, 400, 550, 0.5),
     "mini": (3, 128, 512, 16, 2_400, 500, 300, 120, 0.5),
     "smoke": (3, 32, 128, 4, 4, 4, 275, 1, 1.0),
 }

@@ -1,6 +1,7 @@
 """What the report is made of: translations only of the corpus that is here, vectors only of intact checkpoints."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,16 @@ def test_learned_positions_are_those_of_the_newest_intact_checkpoint(run, result
     assert (found["Learned, source side"] == weights["transformer.source_positions.weight"].numpy()[:64]).all()
     checkpoint.path_of(folder, 3).write_bytes(b"torn")
     assert contents.collect(run).learned == {}  # control
+
+
+def test_layers_are_those_of_a_measurement_that_is_whole_and_lies_where_bench_leaves_it(run, tmp_path) -> None:
+    path = tmp_path / "bench.json"
+    run = dataclasses.replace(run, bench=dataclasses.replace(run.bench, output=str(path)))
+    assert contents.collect(run).layers == {}
+    part = {"lengths": [16, 32], "layers": [{"name": "Recurrent", "seconds_a_token": [3e-6, 5e-6]}]}
+    whole = json.dumps({"parts": {"layers": part}})
+    path.write_text(whole)
+    assert contents.collect(run).layers == {"Recurrent": [(16, 3e-6), (32, 5e-6)]}
+    for damaged in (whole[:-1], whole.replace("[16, 32]", "[16]"), whole.replace("5e-06", "{}"), "[]", '{"parts": {}}'):
+        path.write_text(damaged)
+        assert contents.collect(run).layers == {}

@@ -172,3 +172,13 @@ def test_buckets_of_lengths_reach_from_the_shortest_to_the_longest_source() -> N
     (axes,) = figures.lengths(table("mini", "tiny", 1), {("base", 1): np.ones((230, 10), np.int64)}, words).axes
     first, *_, last = [label.get_text() for label in axes.get_xticklabels()]
     assert (first.partition(" ")[0], last.rpartition(" ")[2]) == ("1", "23")
+
+
+def test_each_layer_type_has_a_line_of_its_seconds_against_lengths() -> None:
+    times = {f"type {number}": [(16, number * 1e-6), (32, number * 3e-6)] for number in (2, 3, 5, 7, 11)}
+    with style():
+        (axes,) = figures.layers(times).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(times)
+    for line, points in zip(axes.lines, times.values(), strict=True):
+        assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == points
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")

@@ -67,7 +67,10 @@ def put(folder: Path, run: Config, ppl: float, dataset: Dataset, lines: list[str
 @pytest.fixture(scope="module")
 def report(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a sweep with finished, failed, half-done, stale and missing rows, all full of hostile text."""
-    run = compose.compose_row(*digits, "scale=smoke", f"output={tmp_path_factory.mktemp('report')}")
+    output = tmp_path_factory.mktemp("report")
+    run = compose.compose_row(*digits, "scale=smoke", f"output={output}", f"bench.output={output}/bench.json")
+    measured = {"lengths": [16, 32], "layers": [{"name": "<script>alert(1)</script>", "seconds_a_token": [3e-6, 5e-6]}]}
+    storage.write_json(output / "bench.json", {"parts": {"layers": measured}})
     dataset = prepare(run, lambda message: None)
     references = dataset.texts("dev", "target")
     folder = folders.sweep_folder(run)
@@ -166,6 +169,7 @@ def test_every_figure_is_a_file_too(report: Path) -> None:
         "group-e",
         "curve-dev-ppl-tokens",
         "run-base",
+        "layers",
     } <= names
     for name in names:
         assert (report.parent / "figures" / f"{name}.svg").read_bytes().startswith(b"<?xml")
@@ -173,7 +177,8 @@ def test_every_figure_is_a_file_too(report: Path) -> None:
 
 
 def test_a_sweep_of_single_seeds_has_a_page_without_colours(digits: list[str], report: Path, tmp_path: Path) -> None:
-    run = compose.compose_row(*digits, "scale=smoke", f"output={tmp_path}", f"prepared={tmp_path}/nowhere")
+    nowhere = (f"prepared={tmp_path}/nowhere", f"bench.output={tmp_path}/nowhere.json")
+    run = compose.compose_row(*digits, "scale=smoke", f"output={tmp_path}", *nowhere)
     for row in ("base", "a_h4"):
         for name in ("result.json", "metrics.jsonl"):
             content = (report.parents[1] / row / "seed1" / name).read_bytes()
@@ -188,6 +193,8 @@ def test_a_sweep_of_single_seeds_has_a_page_without_colours(digits: list[str], r
     coloured = r'<td data-value="[^"]*" class="(up|down)[123]'
     assert not re.search(coloured, text)
     assert re.search(coloured, report.read_text("utf-8"))  # control: two seeds have a spread
+    assert 'id="layers"' not in text
+    assert 'id="layers"' in report.read_text("utf-8")  # control: where layers are measured
 
 
 def chromium() -> str | None:

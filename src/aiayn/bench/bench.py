@@ -16,7 +16,7 @@ from rich.console import Console
 
 from aiayn.bench import growth, sheets
 from aiayn.bench.comparison import decoding, profiled, training
-from aiayn.bench.layers import layers
+from aiayn.bench.layer_types import layers
 from aiayn.bench.measurement import processes
 from aiayn.bench.sheets import Sheet, Verbatim
 from aiayn.config import compose

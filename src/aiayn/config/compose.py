@@ -63,7 +63,10 @@ def read(path: Path) -> Config:
 def as_now(stored: dict[str, Any]) -> dict[str, Any]:
     """A stored configuration with the keys of today: one that it lacks has the value that was the only one then."""
     earlier = {"scale": {"max_train_words": 0}, "bench": _read_folder("conf")["config"]["bench"]}
-    return {**stored, **{key: {**then, **stored[key]} for key, then in earlier.items() if key in stored}}
+    return {
+        **stored,
+        **{key: {**then, **stored[key]} for key, then in earlier.items() if isinstance(stored.get(key), dict)},
+    }
 
 
 def to_yaml(config: Config) -> str:

@@ -14,13 +14,14 @@ from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
 from aiayn.data.encoded import Dataset
 from aiayn.data.sentencepiece_bpe import BOS, EOS
+from aiayn.evaluation import attention_heads
+from aiayn.evaluation.attention_heads import KINDS
 from aiayn.evaluation.evaluate import HeldOut, trained
 from aiayn.evaluation.search import search
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.process import compute_with
 from aiayn.paper.transformer import Transformer
-from aiayn.report import attention_heads, figure_files, html_page
-from aiayn.report.attention_heads import KINDS
+from aiayn.report import figure_files, html_page
 from aiayn.report.figure_files import INK
 from aiayn.runs.records import printable
 

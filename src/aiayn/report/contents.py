@@ -1,6 +1,7 @@
 """What `aiayn report` is made of: everything that lies in the run folders of one scale and data set."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -37,6 +38,9 @@ class Material:
     missing: str  # why there is no BLEU over sentences; empty when there is
     findings: Sequence[paper_claims.Finding]
     ladder: Ladder
+    layers: Mapping[
+        str, Sequence[tuple[int, float]]
+    ]  # of each layer type, (length, seconds a token); empty if unmeasured
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ def collect(run: Config) -> Material:
         missing=own.missing,
         findings=rungs[0].findings,
         ladder=Ladder.of(rungs),
+        layers=_layers(Path(run.bench.output)),
     )
 
 
@@ -144,6 +149,21 @@ def _translations(folder: Path) -> list[str]:
         return (folder / "translations.txt").read_bytes().decode("utf-8", "replace").split("\n")[:-1]
     except OSError:
         return []
+
+
+def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """What `bench.kind=layers` has measured, where its numbers lie and are whole."""
+    try:
+        part = json.loads(path.read_text("utf-8"))["parts"]["layers"]
+        return {
+            printable(line["name"]): [
+                (int(length), float(seconds))
+                for length, seconds in zip(part["lengths"], line["seconds_a_token"], strict=True)
+            ]
+            for line in part["layers"]
+        }
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return {}
 
 
 def _learned(table: Table, folder: Path) -> dict[str, Any]:

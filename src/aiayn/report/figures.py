@@ -213,6 +213,18 @@ def schedule(table: Table) -> Figure:
     return figure
 
 
+def layers(times: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
+    """Of each layer type of Table 1 the seconds a token, measured, against the length of the sequence."""
+    figure, axes = _figure(*_NARROW)
+    for marker, (name, points) in zip(itertools.cycle("osv^D"), times.items()):
+        axes.plot(*zip(*points, strict=True), f"{marker}-", markersize=3, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.legend()
+    axes.set(xlabel="tokens of the sequence, n", ylabel="seconds a token", title="Layers of Table 1, measured")
+    return figure
+
+
 def _figure(width: float, height: float, count: int = 1, across: bool = True) -> tuple[Figure, Any]:
     figure = Figure(figsize=(width, height))
     return figure, figure.subplots(1, count) if across else figure.subplots(count, 1, sharex=True)

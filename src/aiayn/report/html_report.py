@@ -70,15 +70,14 @@ def draw_figures(material: Material) -> dict[str, tuple[Figure, str]]:
     if material.ladder.rungs:
         of_ladder = "of each row at every scale against the compute of its training"
         drawn |= {
-            "ladder-ppl": (
-                ladder_figure.ladder(material.ladder, table.lines, "PPL"),
-                f"difference from base in ln PPL {of_ladder}",
-            ),
-            "ladder-bleu": (
-                ladder_figure.ladder(material.ladder, table.lines, "BLEU"),
-                f"difference from base in BLEU {of_ladder}",
-            ),
+            f"ladder-{metric.lower()}": (
+                ladder_figure.ladder(material.ladder, table.lines, metric),
+                f"difference from base in {'ln PPL' if metric == 'PPL' else metric} {of_ladder}",
+            )
+            for metric in METRICS
         }
+    if material.layers:
+        drawn["layers"] = figures.layers(material.layers), "time of a token in each layer type against the length"
     drawn["schedule"] = figures.schedule(table), "learning rate against updates"
     for line in table.lines:
         if any(row == line.name and found for (row, _), found in runs.items()):
@@ -135,6 +134,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
             "lengths": inline.get("lengths"),
             "positions": inline["positions"],
             "schedule": inline["schedule"],
+            "layers": inline.get("layers"),
         },
         axes=curves.AXES,
         groups=_GROUPS,

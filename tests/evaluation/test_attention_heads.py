@@ -10,9 +10,9 @@ import torch
 from models import BOS, EOS, VOCAB, WAYS, Attach, batch, transformer
 
 from aiayn.data.encoded import Pairs
+from aiayn.evaluation import attention_heads
+from aiayn.evaluation.attention_heads import KINDS, Sums, look, measure, measured
 from aiayn.paper.transformer import Transformer
-from aiayn.report import attention_heads
-from aiayn.report.attention_heads import KINDS, Sums, look, measure, measured
 
 NO_PADDING = torch.zeros(3, 7, dtype=torch.bool)
 

@@ -9,21 +9,21 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiayn.bench import bench, layers
+from aiayn.bench import bench, layer_types
 from aiayn.config import compose
 from aiayn.config.schema import Bench, ConfigError
 
 D, R, K = 64, 7, 3
-KINDS = layers.layer_types(
+KINDS = layer_types.layer_types(
     Bench("layers", 5.0, 1, 1, 0.0, d_model=D, neighbourhood=R, kernel_width=K, max_length=64, sequences=2, output="")
 )
 ATTENTION, RECURRENT, CONTIGUOUS, DILATED, RESTRICTED = KINDS
 
 
-def banded(attention: layers.Attention, reach: int) -> layers.Attention:
+def banded(attention: layer_types.Attention, reach: int) -> layer_types.Attention:
     """Full attention under a mask that leaves every query `reach` keys on each side."""
 
-    class Banded(layers.Attention):
+    class Banded(layer_types.Attention):
         def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             places = torch.arange(queries.size(2))
             mask = (places[:, None] - places).abs() <= reach
@@ -36,7 +36,7 @@ def banded(attention: layers.Attention, reach: int) -> layers.Attention:
 
 @pytest.mark.parametrize("length", [1, 2, 3, 17, 24])
 def test_attention_in_blocks_equals_full_attention_with_a_band_mask(length) -> None:
-    blocks = layers.NeighbourhoodAttention(2 * D, R)
+    blocks = layer_types.NeighbourhoodAttention(2 * D, R)
     x = torch.randn(5, length, 2 * D, requires_grad=True)
     probe = torch.randn(5, length, 2 * D)
     full, wider = banded(blocks, R // 2), banded(blocks, R // 2 + 1)
@@ -49,7 +49,7 @@ def test_attention_in_blocks_equals_full_attention_with_a_band_mask(length) -> N
 
 
 def test_attention_is_torchs_own() -> None:
-    ours, theirs = layers.Attention(2 * D), nn.MultiheadAttention(2 * D, 2, batch_first=True)
+    ours, theirs = layer_types.Attention(2 * D), nn.MultiheadAttention(2 * D, 2, batch_first=True)
     theirs.in_proj_weight.data = ours.query_key_value.weight.data
     theirs.in_proj_bias.data = ours.query_key_value.bias.data
     theirs.out_proj.load_state_dict(ours.output.state_dict())
@@ -59,7 +59,7 @@ def test_attention_is_torchs_own() -> None:
 
 @pytest.mark.parametrize("dilation", [1, 5])
 def test_a_convolution_sums_over_its_own_token_and_those_before_it(dilation) -> None:
-    layer = layers.Convolution(7, K, dilation)
+    layer = layer_types.Convolution(7, K, dilation)
     x = torch.randn(2, 13, 7)
     weight, bias = layer.convolution.weight, layer.convolution.bias
     for place in range(13):
@@ -80,7 +80,7 @@ def test_so_many_steps_make_the_outputs_and_no_fewer_do(kind) -> None:
     assert layer.steps(length) == (length if kind is RECURRENT else 1)
 
 
-def connected(kind: layers.LayerType, length: int, steps: int) -> Tensor:
+def connected(kind: layer_types.LayerType, length: int, steps: int) -> Tensor:
     """Which outputs (N,) depend on which inputs (N,) through so many steps: layers, or of a recurrent layer tokens."""
     x = torch.randn(1, length, 2, requires_grad=True)
     if kind is RECURRENT:
@@ -102,7 +102,7 @@ def test_a_path_is_as_long_as_the_shallowest_stack_that_connects_what_can_be_con
     everything = torch.ones(length, length, dtype=torch.bool)
     if kind in (RECURRENT, CONTIGUOUS, DILATED):
         everything = everything.tril()
-    found = layers.path_length(kind, length)
+    found = layer_types.path_length(kind, length)
     assert torch.equal(connected(kind, length, found), everything)
     assert found == 1 or not torch.equal(connected(kind, length, found - 1), everything)
     assert (
@@ -133,21 +133,21 @@ def test_operations_are_those_that_torch_counts(kind, length) -> None:
 
 
 def test_the_exponent_is_that_of_the_longer_half() -> None:
-    lengths = layers.lengths_to(1024)
+    lengths = layer_types.lengths_to(1024)
     assert lengths == [16, 32, 64, 128, 256, 512, 1024]
-    assert layers.lengths_to(1023) == lengths[:-1]
+    assert layer_types.lengths_to(1023) == lengths[:-1]
     for power in (1.0, 1.5, 2.0):
         times = [7.0 * length**power for length in lengths]
-        assert layers.exponent(lengths, times) == pytest.approx(power)
-        assert layers.exponent(lengths, [1e9, *times[1:]]) == pytest.approx(power)
-        assert layers.exponent(lengths, [*times[:-1], 1e9]) != pytest.approx(power)  # control
+        assert layer_types.exponent(lengths, times) == pytest.approx(power)
+        assert layer_types.exponent(lengths, [1e9, *times[1:]]) == pytest.approx(power)
+        assert layer_types.exponent(lengths, [*times[:-1], 1e9]) != pytest.approx(power)  # control
 
 
 def test_lines_cross_where_their_powers_do_and_nowhere_if_one_is_always_above() -> None:
     lengths = [16, 32, 64, 128]
-    assert layers.crossing(lengths, [n**2 for n in lengths], [50 * n for n in lengths]) == pytest.approx(50)
-    assert layers.crossing(lengths, [n**2 for n in lengths], [500 * n for n in lengths]) is None
-    assert layers.crossing(lengths, [n**2 for n in lengths], lengths) is None
+    assert layer_types.crossing(lengths, [n**2 for n in lengths], [50 * n for n in lengths]) == pytest.approx(50)
+    assert layer_types.crossing(lengths, [n**2 for n in lengths], [500 * n for n in lengths]) is None
+    assert layer_types.crossing(lengths, [n**2 for n in lengths], lengths) is None
 
 
 def test_everything_is_measured_and_self_attention_computes_more_from_2_d_on(
@@ -163,7 +163,7 @@ def test_everything_is_measured_and_self_attention_computes_more_from_2_d_on(
         assert [len(rounds) for rounds in line["seconds_a_round"]] == [3, 3, 3]
         assert line["seconds_a_token"] == [sorted(rounds)[1] / 64 for rounds in line["seconds_a_round"]]
         assert line["flops"] == [kind.flops(length) for length in (16, 32, 64)]
-        assert line["path_length"] == layers.path_length(kind, 64)
+        assert line["path_length"] == layer_types.path_length(kind, 64)
     assert part["crossings"]["counted"] == pytest.approx(2 * D, abs=1)
     assert part["crossings"]["by_orders"] == pytest.approx(D, abs=1)
     printed = capsys.readouterr().out
@@ -180,8 +180,8 @@ def test_layers_take_turns_at_every_length(toy, monkeypatch) -> None:
         for contestant in contestants:
             contestant.seconds += [1.0] * rounds
 
-    monkeypatch.setattr(layers, "take_turns", note)
-    layers.layers(compose.compose_row(*toy, "bench.max_length=64", f"bench.d_model={D}"), "cpu")
+    monkeypatch.setattr(layer_types, "take_turns", note)
+    layer_types.layers(compose.compose_row(*toy, "bench.max_length=64", f"bench.d_model={D}"), "cpu")
     assert turns == [[kind.name for kind in KINDS]] * 3
 
 
@@ -205,4 +205,4 @@ def test_a_size_that_does_not_suit_is_refused_in_one_line(word, said) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_the_layers_compute_in_bf16(toy) -> None:
     run = compose.compose_row(*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40", "bench.max_length=64")
-    assert layers.layers(run, "cuda")["precision"] == "bf16"
+    assert layer_types.layers(run, "cuda")["precision"] == "bf16"
