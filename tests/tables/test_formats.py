@@ -118,15 +118,19 @@ def test_the_caption_says_what_every_factor_multiplies_and_which_bleu(form: str)
 
 
 def test_caption_and_csv_say_which_part_of_the_corpus_was_used() -> None:
-    whole, part = ({"max_words": 0, "pairs": 0}, {"max_words": 7, "pairs": 14_009})
+    whole, part = (
+        {"max_words": 0, "max_train_words": 0, "pairs": 0},
+        {"max_words": 7, "max_train_words": 5, "pairs": 14_009},
+    )
     for selection, expected in ((whole, False), (part, True)):
         made = table()
         made = dataclasses.replace(made, scale=dataclasses.replace(made.scale, **selection))
         text = render(made, "md")
         assert ("Of all splits, pairs of at most 7 words a side." in text) == expected
+        assert ("Of training, pairs of at most 5 words." in text) == expected
         assert ("Training text: the first 14,009 of its pairs." in text) == expected
         first = csv_rows(made)[0]
-        assert (first["scale_max_words"], first["scale_pairs"]) == tuple(map(str, selection.values()))
+        assert {name: first[f"scale_{name}"] for name in selection} == {name: str(n) for name, n in selection.items()}
 
 
 def test_the_caption_says_which_criteria_for_a_scale_are_missed() -> None:

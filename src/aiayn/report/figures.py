@@ -156,7 +156,7 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure
         at = float(np.searchsorted(bounds, trained)) + 0.5
         axes.axvline(at, color="#888888", linestyle="--", linewidth=0.9)
         axes.annotate(
-            f"trained on up to {trained}", (at, 1), xycoords=("data", "axes fraction"), fontsize=7, ha="right"
+            f"trained on up to {trained}", (at, 1), xycoords=("data", "axes fraction"), fontsize=7, ha="right", va="top"
         )
     buckets = np.searchsorted(bounds, words)
     for line in table.lines:
