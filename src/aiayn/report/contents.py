@@ -17,7 +17,7 @@ from aiayn.evaluation import metrics
 from aiayn.report import curves
 from aiayn.report.figures import Runs
 from aiayn.runs import checkpoint, records
-from aiayn.runs.records import look_up, printable
+from aiayn.runs.records import printable
 from aiayn.tables import criteria, paper_claims, table3
 from aiayn.tables.ladder import Ladder, Rung, Text
 from aiayn.tables.table3 import Table
@@ -119,13 +119,7 @@ def _translated(run: Config, table: Table, open_corpus: Callable[[Path], _Corpus
         corpus = open_corpus(folders.prepared_folder(run))
     except (DataError, OSError) as error:
         return _Translated(None, {}, {}, f"No paired bootstrap and no samples: {printable(str(error))}")
-    found = {
-        (line.name, own.seed): _translations(folder / line.name / f"seed{own.seed}")
-        for line in table.lines
-        for own in line.runs
-        if look_up(own.result or {}, "sha256.data") == corpus.sha256
-    }
-    whole = {key: lines for key, lines in found.items() if len(lines) == len(corpus.references)}
+    whole = table3.translations(table, folder, corpus.sha256, len(corpus.references))
     counts = {
         key: metrics.paper_counts(lines, corpus.references, run.data.target_language)
         for key, lines in progress.each(whole.items(), f"counting n-grams, scale {table.scale.name}")
@@ -137,13 +131,6 @@ def _translated(run: Config, table: Table, open_corpus: Callable[[Path], _Corpus
 def _rung(run: Config, table: Table, translated: _Translated) -> Rung:
     text = translated.corpus.text if translated.corpus else Text(run.data.vocab_size)
     return Rung(table, run, text, paper_claims.check(table, translated.counts))
-
-
-def _translations(folder: Path) -> list[str]:
-    try:
-        return (folder / "translations.txt").read_bytes().decode("utf-8", "replace").split("\n")[:-1]
-    except OSError:
-        return []
 
 
 def _learned(table: Table, folder: Path) -> dict[str, Any]:
