@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from aiayn.alternatives.parts import transformer
 from aiayn.bench import contestants, rivals
 from aiayn.config import compose, schema
 from aiayn.data.sentencepiece_bpe import EOS
 from aiayn.data.update_plan import gather
 from aiayn.evaluation.evaluate import build
 from aiayn.paper.fast.model import accelerate
-from aiayn.paper.transformer import Transformer
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_of_a_compiled_rival_encoder_and_decoder_run_compiled_and_it_computes_th
         return lambda *inputs: ran.append(function.__name__) or function(*inputs)
 
     torch.manual_seed(3)
-    rival = rivals.TorchTransformer(Transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25)).eval()
+    rival = rivals.TorchTransformer(transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25)).eval()
     batch = rivals.padded(gather(contestants.synthetic_pairs(run, 5), np.arange(5)))
     expected = rival.hidden(batch)
     monkeypatch.setattr(torch, "compile", compile)
@@ -92,7 +92,7 @@ def test_ours_is_compiled_too_where_a_compiler_pays(run, device, expected):
 
 def test_an_endless_model_is_still_one_whose_answers_depend_on_the_question(run):
     torch.manual_seed(3)
-    model = accelerate(Transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25).eval())
+    model = accelerate(transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25).eval())
     sources = np.random.default_rng(5).integers(EOS + 1, 25, (13, contestants.OUTPUT_LENGTH - 1)).tolist()
     lengths = lambda: {len(ids) for ids in contestants._our_decode(model, run, "fp32")(sources, 4)}  # noqa: E731
     assert lengths() != {contestants.OUTPUT_LENGTH}  # control

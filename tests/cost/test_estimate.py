@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from aiayn.config import compose, folders
+from aiayn.alternatives.parts import transformer
+from aiayn.config import compose, folders, schema
 from aiayn.cost import estimate, plan
 from aiayn.evaluation.evaluate import parameters
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
 from aiayn.paper.fast.model import accelerate
-from aiayn.paper.transformer import Transformer
 from aiayn.runs import records
 from tests.cost.test_flops import THE_WORK
 
@@ -42,16 +42,29 @@ def test_the_rows_take_what_the_table_of_the_work_says() -> None:
 
 def test_the_parameters_are_those_of_the_model_that_training_builds() -> None:
     (row,) = planned("scale=mini", "model.d_ff=800", "data.vocab_size=997")
-    model = Transformer(**vars(row.run.model), max_length=row.run.data.max_length, vocab_size=997)
+    model = transformer(**vars(row.run.model), max_length=row.run.data.max_length, vocab_size=997)
     assert row.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert row.parameters != planned("scale=mini", "model.d_ff=900", "data.vocab_size=997")[0].parameters  # control
+
+
+@pytest.mark.parametrize("name", [name for name in schema.BEYOND if name.startswith("f_")])
+def test_a_row_beyond_table_3_is_planned_alone_with_its_own_parameters(name: str) -> None:
+    (row,) = planned(f"experiment={name}", "data.vocab_size=997")
+    like = "a_h1" if name in ("f_unscaled", "f_additive") else "base"
+    table3 = {row.name: row for row in planned("data.vocab_size=997")}
+    assert name not in table3
+    sizes = row.run.model
+    layers = {"f_additive": 3 * sizes.d_k, "f_relative_positions": 2 * 33 * sizes.d_k}.get(name, 0)
+    assert row.parameters == table3[like].parameters + sizes.num_layers * layers
+    assert (row.flops > table3[like].flops) == (row.memory > table3[like].memory or name == "f_relative_positions")
+    assert (row.flops == table3[like].flops) == (layers == 0)
 
 
 def saved(dropout: float, source: int, target: int) -> tuple[float, float]:
     """Bytes that torch keeps for the backward pass, weights left out, and what the estimate says; for 64 sentences."""
     run = compose.compose_row("model.d_model=46", "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "scale=paper")
     sizes = dataclasses.replace(run.model, num_layers=2, d_v=17, dropout=dropout)
-    model = accelerate(Transformer(**vars(sizes), max_length=13, vocab_size=31).double())
+    model = accelerate(transformer(**vars(sizes), max_length=13, vocab_size=31).double())
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 

@@ -237,10 +237,10 @@ def test_the_paired_bootstrap_agrees_with_sacrebleus_paired_test() -> None:
 
 def test_counts_add_up_to_the_bleu_of_the_table() -> None:
     references = ["Das ist ein Rich-Text-Format, nicht wahr?", "Es regnet in Berlin-Mitte, z.B. heute."]
-    hypotheses = ["Das ist ein Rich-Text-Format.", "Es regnet in Berlin-Mitte heute."]
-    counts = paper_counts(hypotheses, references, "de")
-    assert paper_claims.bleu_of_counts(counts.sum(0)) == bleu(hypotheses, references, "de").bleu["paper"]
-    assert paper_claims.bleu_of_counts(counts[:1].sum(0)) != bleu(hypotheses, references, "de").bleu["paper"]  # control
+    claims = ["Das ist ein Rich-Text-Format.", "Es regnet in Berlin-Mitte heute."]
+    counts = paper_counts(claims, references, "de")
+    assert paper_claims.bleu_of_counts(counts.sum(0)) == bleu(claims, references, "de").bleu["paper"]
+    assert paper_claims.bleu_of_counts(counts[:1].sum(0)) != bleu(claims, references, "de").bleu["paper"]  # control
 
 
 def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_cases() -> None:

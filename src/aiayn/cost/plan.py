@@ -16,8 +16,8 @@ from aiayn.runs import devices, jobs
 
 
 def rows(run: Config) -> list[Config]:
-    """The 20 rows with data, scale, hardware and fidelity of `run`; only `run` when it has overrides of its own."""
-    if folders.variation(run):
+    """The 20 rows with data, scale, hardware, fidelity of `run`; `run` alone when it varies one or is none of them."""
+    if folders.variation(run) or run.experiment not in ROWS:
         return [run]
     return [compose.row(name, run) for name in ROWS]
 

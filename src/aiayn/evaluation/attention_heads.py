@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aiayn.data.encoded import Pairs
 from aiayn.data.update_plan import evaluation_batches, gather
-from aiayn.paper.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention, split_heads
+from aiayn.paper.attention import MemoryAttention, SelfAttention, attend, split_heads
 from aiayn.paper.batch import Batch, Packing
 from aiayn.paper.layers import DecoderLayer, EncoderLayer
 from aiayn.paper.transformer import Transformer
@@ -76,7 +76,8 @@ def _look(
         (q,) = split_heads(module.query(x), packing, module.num_heads, (module.d_k,))
         k, v = module.keys_and_values(memory, memory_packing)
         mask = memory_packing.mask
-    weights, uniform = (scaled_dot_product_attention(queries, k, v, mask)[1] for queries in (q, torch.zeros_like(q)))
+    scores = module.scores(q, k)
+    weights, uniform = (attend(each, v, mask)[1] for each in (scores, torch.zeros_like(scores)))
     see(kind, weights, uniform[:, :1], packing)
 
 

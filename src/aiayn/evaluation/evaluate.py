@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from aiayn.alternatives.parts import transformer
 from aiayn.config.compose import decoded_as_its_row
 from aiayn.config.folders import in_other_precisions, run_folder, variation
 from aiayn.config.schema import Config, ConfigError
@@ -29,7 +30,7 @@ def build(config: Config, vocab_size: int) -> Transformer:
     """The row's Transformer, initialised from its seed."""
     torch.manual_seed(config.seed)
     fidelity = config.fidelity
-    model = Transformer(
+    model = transformer(
         **dataclasses.asdict(config.model),
         max_length=config.data.max_length,
         vocab_size=fidelity.rows(vocab_size),

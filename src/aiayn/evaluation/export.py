@@ -14,7 +14,7 @@ from aiayn.core import storage
 from aiayn.data.sentencepiece_bpe import BOS, EOS, PAD, UNK
 from aiayn.evaluation.evaluate import trained
 from aiayn.paper.attention import MemoryAttention, SelfAttention
-from aiayn.paper.layers import DecoderLayer, EncoderLayer, LearnedPositions, Sinusoids
+from aiayn.paper.layers import DecoderLayer, EncoderLayer, LearnedPositions, NoPositions, Sinusoids
 from aiayn.paper.transformer import Transformer
 
 # D d_model; H heads; K d_k; V d_v; W width of a head elsewhere; P positions
@@ -27,7 +27,8 @@ USE = {
     "ctranslate2": "Translator(folder).translate_batch([subwords], length_penalty=0, min_decoding_length=0); subwords"
     " are SentencePiece's with tokenizer.model; their length penalty is another than the paper's",
     "marian": "MarianMTModel.from_pretrained(folder).generate(ids); ids are tokenizer.model's, then 3 for EOS",
-    "safetensors": "Transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'))",
+    "safetensors": "transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'));"
+    " transformer is that of aiayn.alternatives.parts",
 }
 LIBRARIES = {"ctranslate2": "ctranslate2", "safetensors": "safetensors", "marian": "transformers"}
 
@@ -75,8 +76,9 @@ def standard_projections(attention: SelfAttention | MemoryAttention) -> Projecti
     return projections(attention, width, (width / attention.d_k) ** 0.5)
 
 
-def positions(table: Sinusoids | LearnedPositions) -> Tensor:
-    """The positional encodings (P, D) of one side."""
+def positions(table: Sinusoids | LearnedPositions | NoPositions) -> Tensor:
+    """The positional encodings (P, D) of one side, which has some."""
+    assert not isinstance(table, NoPositions)
     weight = next(iter([*table.parameters(), *table.buffers()]))
     table.extend(POSITIONS)
     return table(torch.arange(POSITIONS, device=weight.device)).detach().float()  # type: ignore[no-any-return]
@@ -151,7 +153,7 @@ def marian(model: Transformer) -> Any:
     feed_forward = model.encoder[0].feed_forward
     if isinstance(model.source_positions, LearnedPositions):
         raise ConfigError(
-            "model.learned_positions=true: Marian has sinusoids only; format=ctranslate2 and format=safetensors can"
+            "model.positions=learned: Marian has sinusoids only; format=ctranslate2 and format=safetensors can"
         )
     projected = {
         name: standard_projections(module)
@@ -244,6 +246,11 @@ def main(config: Config) -> None:
     """Exports the run that the configuration names into its folder, with its tokenizer."""
     if config.format not in LIBRARIES:
         raise ConfigError(f"format={config.format}: export writes {', '.join(LIBRARIES)}")
+    if config.format != "safetensors" and not config.model.in_table3:
+        raise ConfigError(
+            f"format={config.format}: holds the parts of Table 3, not those of experiment={config.experiment};"
+            " use format=safetensors"
+        )
     fidelity = config.fidelity
     if fidelity.sinusoids != "alternating" or fidelity.target_space or fidelity.zero_start or fidelity.embedding_rows:
         raise ConfigError(f"fidelity={fidelity.name}: what is exported starts with BOS; export runs of fidelity=paper")

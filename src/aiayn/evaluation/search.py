@@ -14,8 +14,9 @@ from aiayn.data.sentencepiece_bpe import BOS, EOS
 from aiayn.paper.beam_search import Continuations, Hypothesis, beam_search
 from aiayn.paper.fast import kernels
 from aiayn.paper.fast.decoding import FastDecoder
+from aiayn.paper.fast.model import can_accelerate
 from aiayn.paper.fast.search import best_continuations
-from aiayn.paper.incremental_decoding import Decoder
+from aiayn.paper.incremental_decoding import Decoder, IncrementalDecoder
 from aiayn.paper.transformer import Transformer
 
 Indices = np.ndarray  # of sentences that are searched together
@@ -49,7 +50,7 @@ def search(
     kind = model.embedding.weight.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
         return translate_ids(
-            FastDecoder(model, compiled=compiled),
+            FastDecoder(model, compiled=compiled) if can_accelerate(model) else IncrementalDecoder(model),
             sources,
             **how,
             continuations=kernels.best_continuations if compiled else best_continuations,

@@ -18,7 +18,7 @@ from aiayn.evaluation import metrics
 from aiayn.report import curves
 from aiayn.report.figures import Runs
 from aiayn.runs import checkpoint, records
-from aiayn.runs.records import look_up, printable
+from aiayn.runs.records import printable
 from aiayn.tables import criteria, paper_claims, table3
 from aiayn.tables.ladder import Ladder, Rung, TextStatistics
 from aiayn.tables.table3 import Table
@@ -124,13 +124,7 @@ def _translated(run: Config, table: Table, open_corpus: Callable[[Path], _Corpus
         corpus = open_corpus(folders.prepared_folder(run))
     except (DataError, OSError) as error:
         return _Translated(None, {}, {}, f"No paired bootstrap and no samples: {printable(str(error))}")
-    found = {
-        (line.name, own.seed): _translations(folder / line.name / f"seed{own.seed}")
-        for line in table.lines
-        for own in line.runs
-        if look_up(own.result or {}, "sha256.data") == corpus.sha256
-    }
-    whole = {key: lines for key, lines in found.items() if len(lines) == len(corpus.references)}
+    whole = table3.translations(table, folder, corpus.sha256, len(corpus.references))
     counts = {
         key: metrics.paper_counts(lines, corpus.references, run.data.target_language)
         for key, lines in progress.each(whole.items(), f"counting n-grams, scale {table.scale.name}")
@@ -168,7 +162,7 @@ def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 def _learned(table: Table, folder: Path) -> dict[str, Any]:
     """The positional vectors that the first finished run of row E has learned."""
-    row = next(line for line in table.lines if line.config.model.learned_positions)
+    row = next(line for line in table.lines if line.config.model.positions == "learned")
     for run in row.runs:
         if run.result is None:
             continue

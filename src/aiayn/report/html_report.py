@@ -116,7 +116,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
             }
             for number, (line, cells) in enumerate(zip(table.lines, _cells(table, columns), strict=True))
         ],
-        findings=[_told(found) for found in material.findings],
+        findings=[formats.told(found) for found in material.findings],
         ladder=_ladder(material.ladder, table),
         margin_bleu=BLEU_TOLERANCE,
         margin_ppl=f"{100 * math.expm1(paper_claims.CLAIMS[-2].margin):.1f}",
@@ -178,7 +178,7 @@ def _shade(table: Table, column: Column, line: Line) -> str:
     own, base, spread = line.measured(key), table.base.measured(key), _spread(table, line, key)
     if own is None or base is None or not spread or (line is table.base and not table.comparable):
         return ""
-    paper = line.config.paper.ppl if column.group == "PPL" else line.config.paper.bleu
+    paper = line.papers(column.group)
     gain = (own.mean - (paper if table.comparable else base.mean)) * better / spread
     return "" if abs(gain) < 1 else f"{'up' if gain > 0 else 'down'}{1 if abs(gain) < 2 else 2 if abs(gain) < 4 else 3}"
 
@@ -263,31 +263,6 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else printable(str(value))
 
 
-def _told(found: paper_claims.Finding) -> dict[str, str]:
-    claim = found.claim
-    bleu = claim.metric == "BLEU"
-
-    def gain(effect: float) -> str:
-        text = f"{effect:+.2f}" if bleu else f"{100 * -math.expm1(-effect):+.1f} %"
-        return text.replace("-", "−")
-
-    def between(pair: tuple[float, float] | None) -> str:
-        return "–" if pair is None else f"{gain(pair[0])} to {gain(pair[1])}"
-
-    return {
-        "sentence": claim.sentence,
-        "rows": (" = " if claim.equal else " < ").join(claim.rows),
-        "metric": claim.metric,
-        "paper": gain(found.paper),
-        "ours": "–" if found.effect is None else gain(found.effect),
-        "interval": between(found.interval),
-        "sentences": between(found.sentences),
-        "p": "–" if found.p is None else _p_text(found.p),
-        "verdict": found.verdict,
-        "because": found.because,
-    }
-
-
 def _ladder(climbed: Ladder, table: Table) -> dict[str, Any]:
     """What the page has of the ladder beside its figures: what each rung is, the claims there, and every effect."""
     rungs = climbed.rungs
@@ -312,7 +287,7 @@ def _ladder(climbed: Ladder, table: Table) -> dict[str, Any]:
     return {
         "names": [rung.name for rung in rungs],
         "facts": [(name, [fact(rung) for rung in rungs]) for name, fact in facts.items()],
-        "claims": list(zip(*([_told(found) for found in rung.findings] for rung in rungs), strict=True)),
+        "claims": list(zip(*([formats.told(found) for found in rung.findings] for rung in rungs), strict=True)),
         "effects": effects,
         "left_out": [f"{rung.name} ({rung.table.base.trained.training.max_steps})" for rung in climbed.left_out],
         "min_updates": MIN_UPDATES,
@@ -340,10 +315,6 @@ def _effect_text(effect: Effect | None, metric: Metric) -> str:
     text = partial(signed_text, digits=3 if metric == "PPL" else 2)
     between = "" if effect.interval is None else f" ({text(effect.interval[0])} to {text(effect.interval[1])})"
     return f"{text(effect.value)}{between}" + (f" at {flops.power(effect.compute)}" if effect.compute else "")
-
-
-def _p_text(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _of_page(colour: str) -> str:

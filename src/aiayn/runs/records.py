@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aiayn.config import compose
-from aiayn.config.schema import MEANING, PATHS, Config, Scale
+from aiayn.config.schema import MEANING, PATHS, Config, Paper, Scale
 from aiayn.core import storage
 
 SCHEMA = 1
@@ -117,8 +117,9 @@ def row_line(config: Config, run: Run) -> str:
     ppl, bleu = (
         number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
     )
-    paper = config.paper if comparable(config.scale, dataclasses.asdict(config.data)) else None
-    their_ppl, their_bleu = (f" (paper {paper.ppl:.2f})", f" (paper {paper.bleu:.1f})") if paper else ("", "")
+    paper = config.paper if comparable(config.scale, dataclasses.asdict(config.data)) else Paper()
+    their_ppl = f" (paper {paper.ppl:.2f})" if paper.ppl is not None else ""
+    their_bleu = f" (paper {paper.bleu:.1f})" if paper.bleu is not None else ""
     return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"
 
 

@@ -4,8 +4,11 @@ import csv
 import dataclasses
 import io
 import itertools
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -13,8 +16,8 @@ from tabulate import tabulate
 
 from aiayn.config.schema import ConfigError
 from aiayn.runs.records import PAPER_DATA, factors, look_up, unlike
-from aiayn.tables.paper_claims import METRICS, MIN_ROWS, rank_correlation
-from aiayn.tables.table3 import DEFINITION, Table
+from aiayn.tables.paper_claims import METRICS, MIN_ROWS, Finding, rank_correlation
+from aiayn.tables.table3 import DEFINITION, Line, Table
 from aiayn.tables.table3_columns import STATUS, Cell, Column, columns_of, rows_of, signed_text, value_text
 
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
@@ -22,7 +25,36 @@ _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
 _LAYOUTS = ({"letter"}, {"row"}, {"letter", "definition"}, {"letter", "definition", "params"})
 
 
+@dataclass(frozen=True)
+class Sheet:
+    """A table as it is printed, whatever the format."""
+
+    title: str
+    caption: str
+    columns: list[Column]
+    opens: list[bool]  # whether each row is the first of its group
+    notes: list[tuple[str, str, str]]  # (run, status, detail)
+    records: list[dict[str, Any]]  # every number in full, for CSV
+    claims: list[str] = field(default_factory=list)  # and what became of each
+
+    def without(self, groups: Collection[str]) -> "Sheet":
+        """The same without some groups of columns."""
+        kept = [column for column in self.columns if column.group not in groups]
+        return dataclasses.replace(self, columns=kept)
+
+
 def render(table: Table, format: str, console: Console | None = None) -> str:
+    """Table 3 as text in a format: see `printed`."""
+    return printed(sheet(table), format, console)
+
+
+def sheet(table: Table) -> Sheet:
+    """Table 3 as it is printed."""
+    opens = [table.opens_group(number) for number in range(len(table.lines))]
+    return Sheet(title(table), caption(table), columns_of(table), opens, table.notes, _records(table))
+
+
+def printed(table: Sheet, format: str, console: Console | None = None) -> str:
     """The table as text in a format: `terminal`, `md`, `csv` or `latex`.
 
     For the terminal it is as wide and as coloured as `console` (standard output when none is given) allows; a file or a
@@ -30,7 +62,7 @@ def render(table: Table, format: str, console: Console | None = None) -> str:
     """
     if format == "terminal":
         return _terminal(table, console or Console())
-    formats: dict[str, Callable[[Table], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
+    formats: dict[str, Callable[[Sheet], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
     if format not in formats:
         raise ConfigError(f"format={format}: must be one of terminal, {', '.join(formats)}")
     return formats[format](table)
@@ -45,12 +77,26 @@ def title(table: Table) -> str:
 
 def caption(table: Table) -> str:
     """The sentences without which the figures would mislead."""
+    sentences = [
+        *conditions(table),
+        "diff is ours minus the paper's.",
+        ""
+        if table.comparable
+        else "Made under other conditions than the paper's: compare effects, not figures; Δ is a row minus its base.",
+        *seeds_and_units(table),
+        "Row (E): learned positional embedding instead of sinusoids.",
+        rank_sentence(table),
+        f"Runs with other settings than a row's, left out: {table.others}." if table.others else "",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def conditions(table: Table) -> list[str]:
+    """At which scale, on which text and in which precision a table's runs were made."""
     changed = {name.replace("_", " "): factor for name, factor in factors(table.scale).items() if factor != 1}
     multiplied = ", ".join(f"{name} × {factor:g}" for name, factor in changed.items()) or "every factor is 1"
     small = ", ".join(f"{name} {value_text(table.base.trained, section, key)}" for name, section, key in DEFINITION)
-    seeds = ", ".join(map(str, table.seeds)) or "none finished"
-    deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
-    sentences = [
+    return [
         f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.{_settings(table)}",
         f"Of all splits, pairs of at most {table.scale.max_words} words a side." if table.scale.max_words else "",
         f"Of training, pairs of at most {table.scale.max_train_words} words." if table.scale.max_train_words else "",
@@ -58,19 +104,19 @@ def caption(table: Table) -> str:
         f"Precision: {look_up(table.reference, 'config.hardware.precision')}.",
         f"Criteria for a scale that are missed: {'; '.join(table.missed)}." if table.missed else "",
         f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
-        "diff is ours minus the paper's.",
-        ""
-        if table.comparable
-        else "Made under other conditions than the paper's: compare effects, not figures; Δ is a row minus its base.",
+    ]
+
+
+def seeds_and_units(table: Table) -> list[str]:
+    """Over which seeds figures are means, and what their units are."""
+    seeds = ", ".join(map(str, table.seeds)) or "none finished"
+    deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
+    return [
         f"Seeds: {seeds}{deviation}.",
         f"PPL per token and params in millions: the paper's with its vocabulary, {_vocabulary(table)}.",
         "40 960: our params if the vocabulary had as many rows as the released code's." if table.comparable else "",
         "BLEU is the paper's recipe (Moses tokens, compounds split, cased), not sacreBLEU 13a.",
-        "Row (E): learned positional embedding instead of sinusoids.",
-        rank_sentence(table),
-        f"Runs with other settings than a row's, left out: {table.others}." if table.others else "",
     ]
-    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _settings(table: Table) -> str:
@@ -98,15 +144,47 @@ def rank_sentence(table: Table) -> str:
     return f"{start}: {', '.join(summaries)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
 
 
+def told(found: Finding) -> dict[str, str]:
+    """A finding in words and figures, as a page or a table prints it."""
+    claim = found.claim
+    bleu = claim.metric == "BLEU"
+
+    def gain(effect: float) -> str:
+        text = f"{effect:+.2f}" if bleu else f"{100 * -math.expm1(-effect):+.1f} %"
+        return text.replace("-", "−")
+
+    def between(pair: tuple[float, float] | None) -> str:
+        return "–" if pair is None else f"{gain(pair[0])} to {gain(pair[1])}"
+
+    *lower, last = claim.rows
+    sign = " = " if claim.equal else " ≤ " if claim.not_worse else " < "
+    return {
+        "sentence": claim.sentence,
+        "rows": sign.join([*lower, last if claim.share == 1 else f"{claim.share:g} {last}"]),
+        "metric": claim.metric,
+        "paper": "–" if found.paper is None else gain(found.paper),
+        "ours": "–" if found.effect is None else gain(found.effect),
+        "interval": between(found.interval),
+        "sentences": between(found.sentences),
+        "p": "–" if found.p is None else _p_text(found.p),
+        "verdict": found.verdict,
+        "because": found.because,
+    }
+
+
+def _p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def _vocabulary(table: Table) -> str:
     if look_up(table.reference, "config.tokenizer") == "paper":
         return "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
     return "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
 
 
-def _terminal(table: Table, console: Console) -> str:
+def _terminal(table: Sheet, console: Console) -> str:
     for left_out in _LAYOUTS:
-        grid = _grid(table, [column for column in columns_of(table) if column.group not in left_out])
+        grid = _grid(table.without(left_out))
         width = max(line.cell_len for line in grid)
         if width <= console.width or not console.is_terminal:
             break
@@ -116,13 +194,14 @@ def _terminal(table: Table, console: Console) -> str:
         Text.assemble((status, _COLOURS[STATUS[status]]), f"  {run}: {detail}") for run, status, detail in table.notes
     ]
     with console.capture() as capture:
-        console.print(Text(title(table), "bold"), *grid, sep="\n", no_wrap=True, crop=True)
-        console.print(Text(caption(table), "dim"), *notes, sep="\n")
+        console.print(Text(table.title, "bold"), *grid, sep="\n", no_wrap=True, crop=True)
+        console.print(Text(table.caption, "dim"), *notes, *map(Text, table.claims), sep="\n")
     return capture.get()
 
 
-def _grid(table: Table, columns: Sequence[Column]) -> list[Text]:
+def _grid(table: Sheet) -> list[Text]:
     """The lines of the table, its groups of columns divided by bars and its groups of rows by rules."""
+    columns = table.columns
     gaps = ["", *(" │ " if after.title != before.title else " " for before, after in itertools.pairwise(columns))]
 
     def line(cells: Sequence[Cell], style: str = "") -> Text:
@@ -140,20 +219,21 @@ def _grid(table: Table, columns: Sequence[Column]) -> list[Text]:
     head = line([Cell(column.name) for column in columns], "bold")
     rule = Text("".join("┼" if character == "│" else "─" for character in head.plain), "dim")
     lines = [titles, head]
-    for number, row in enumerate(rows_of(columns)):
-        lines += [rule, line(row)] if table.opens_group(number) else [line(row)]
+    for opens, row in zip(table.opens, rows_of(columns), strict=True):
+        lines += [rule, line(row)] if opens else [line(row)]
     return [*lines, rule]
 
 
-def _markdown(table: Table) -> str:
-    columns = [column for column in columns_of(table) if column.group != "letter"]
+def _markdown(table: Sheet) -> str:
+    columns = table.without({"letter"}).columns
     head = [_markdown_text(f"{column.title} {column.name}".strip()) for column in columns]
     rows = [[_markdown_text(cell.text) for cell in row] for row in rows_of(columns)]
     align = ["right" if column.align == "r" else "left" for column in columns]
     text = tabulate(rows, head, tablefmt="pipe", colalign=align, disable_numparse=True)
     notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in table.notes]
-    below = _markdown_text(caption(table))
-    parts = [f"### {_markdown_text(title(table))}", text, below, "\n".join(notes)]
+    notes += [f"- {_markdown_text(claim)}" for claim in table.claims]
+    below = _markdown_text(table.caption)
+    parts = [f"### {_markdown_text(table.title)}", text, below, "\n".join(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -162,7 +242,7 @@ def _markdown_text(text: str) -> str:
     return re.sub(r"[\\`*\[\]<>|~&$]|\b_|_\b", lambda special: f"\\{special[0]}", text)
 
 
-def _csv(table: Table) -> str:
+def _records(table: Table) -> list[dict[str, Any]]:
     """Every number in full, and nothing left to a caption."""
     ranks: dict[str, float | None] = {}
     for metric in METRICS:
@@ -170,49 +250,58 @@ def _csv(table: Table) -> str:
         figures = (found.rho, *found.interval) if found else (None, None, None)
         names = (f"spearman_{metric.lower()}{end}" for end in ("", "_low", "_high"))
         ranks |= dict(zip(names, figures, strict=True))
-    keys = ("dev.ppl", "dev.bits_per_character", "dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl")
     records = []
     for line in table.lines:
         config = line.config
-        record = {"row": line.name, **{key: getattr(getattr(config, section), key) for _, section, key in DEFINITION}}
-        record |= {"learned_positions": config.model.learned_positions}
-        record |= {f"paper_{key}": value for key, value in dataclasses.asdict(config.paper).items()}
-        record |= {"status": line.status, "seeds": " ".join(str(run.seed) for run in line.runs if run.result)}
-        for key in keys:
-            value = line.measured(key)
-            name = key.removeprefix("dev.").replace(".", "_")
-            record |= {name: value and value.mean, f"{name}_deviation": value and value.deviation}
-        record |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
-        record |= {"data": table.data, "precision": look_up(table.reference, "config.hardware.precision")}
-        record |= {"comparable": table.comparable, "scale": table.scale.name}
-        record |= {f"scale_{name}": value for name, value in dataclasses.asdict(table.scale).items() if name != "name"}
-        record |= ranks
-        record |= {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
-        records.append(record)
+        learned = {"learned_positions": config.model.positions == "learned"}
+        paper = {f"paper_{key}": value for key, value in dataclasses.asdict(config.paper).items()}
+        records.append(record(table, line, learned | paper, ranks))
+    return records
+
+
+def record(table: Table, line: Line, definition: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Every number of a line in full: after its sizes what else defines it, and before its notes what else is known."""
+    keys = ("dev.ppl", "dev.bits_per_character", "dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl")
+    found = {"row": line.name, **{key: getattr(getattr(line.config, section), key) for _, section, key in DEFINITION}}
+    found |= definition
+    found |= {"status": line.status, "seeds": " ".join(str(run.seed) for run in line.runs if run.result)}
+    for key in keys:
+        value = line.measured(key)
+        name = key.removeprefix("dev.").replace(".", "_")
+        found |= {name: value and value.mean, f"{name}_deviation": value and value.deviation}
+    found |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
+    found |= {"data": table.data, "precision": look_up(table.reference, "config.hardware.precision")}
+    found |= {"comparable": table.comparable, "scale": table.scale.name}
+    found |= {f"scale_{name}": value for name, value in dataclasses.asdict(table.scale).items() if name != "name"}
+    found |= others
+    return found | {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
+
+
+def _csv(table: Sheet) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, list(table.records[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows(table.records)
     return text.getvalue()
 
 
-def _latex(table: Table) -> str:
-    columns = [column for column in columns_of(table) if column.group != "letter"]
+def _latex(table: Sheet) -> str:
+    columns = table.without({"letter"}).columns
     spans = [(title, len(list(group))) for title, group in itertools.groupby(columns, lambda column: column.title)]
     lines = [
         " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_latex_text(title)}}}" for title, count in spans) + r" \\",
         " & ".join(_latex_symbol(column.name) for column in columns) + r" \\",
     ]
-    for number, row in enumerate(rows_of(columns)):
+    for opens, row in zip(table.opens, rows_of(columns), strict=True):
         cells = " & ".join(_latex_text(cell.text) for cell in row) + r" \\"
-        lines += [r"\hline", cells] if table.opens_group(number) else [cells]
-    notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes]
+        lines += [r"\hline", cells] if opens else [cells]
+    notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes] + table.claims
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-            rf"\caption{{{_latex_text(' '.join([f'{title(table)}.', caption(table), *notes]))}}}",
-            rf"\begin{{tabular}}{{{''.join(column.align for column in columns)}}}",
+            rf"\caption{{{_latex_text(' '.join([f'{table.title}.', table.caption, *notes]))}}}",
+            rf"\begin{{tabular}}{{{''.join(_latex_align(column) for column in columns)}}}",
             r"\hline",
             *lines,
             r"\hline",
@@ -232,6 +321,10 @@ _LATEX |= {character: f"\\{character}" for character in "{}$&#_%"}
 def _latex_text(text: str) -> str:
     # Any other character beyond ASCII would need a font that plain LaTeX does not load.
     return "".join(_LATEX.get(character, character if character.isascii() else "?") for character in text)
+
+
+def _latex_align(column: Column) -> str:
+    return "p{4cm}" if column.group == "source" else column.align
 
 
 def _latex_symbol(name: str) -> str:

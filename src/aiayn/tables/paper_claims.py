@@ -1,4 +1,4 @@
-"""What sections 5.4 and 6.2 of the paper claim of Table 3, each sentence as a hypothesis tested over seeds."""
+"""What sections 5.4 and 6.2 of the paper claim of Table 3, each sentence as a claim tested over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,13 +33,23 @@ Counts = Mapping[tuple[str, int], npt.NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Claim:
-    """That quality rises along `rows`, from the worst to the best, or, if `equal`, that it is the same."""
+    """That quality rises along `rows`, from the worst to the best, or, if `equal`, that it is the same.
+
+    Of two rows also that the second is `not_worse`, or that the first stays below a `share` of its BLEU.
+    """
 
     sentence: str
     metric: Metric
     rows: tuple[str, ...]
     size: str | None = None  # the field of the model by whose logarithm the rise is measured; None for two rows
     equal: bool = False
+    not_worse: bool = False
+    share: float = 1.0
+
+    @property
+    def bound(self) -> float:
+        """What the rise has to exceed."""
+        return -self.margin if self.not_worse else 0.0
 
     @property
     def margin(self) -> float:
@@ -52,7 +62,7 @@ class Claim:
         Of several rows it is the rise of the least-squares line; of two rows their difference.
         """
         if self.size is None:
-            return dict(zip(self.rows, (-1.0, 1.0), strict=True))
+            return dict(zip(self.rows, (-1.0, self.share), strict=True))
         x = np.log([getattr(lines[row].config.model, self.size) for row in self.rows])
         centred = x - x.mean()
         return dict(zip(self.rows, (centred / (centred @ centred) * (x.max() - x.min())).tolist(), strict=True))
@@ -106,7 +116,7 @@ class Finding:
     """What became of a claim. Effects are in BLEU or in nats a token, larger is better."""
 
     claim: Claim
-    paper: float
+    paper: float | None
     effect: float | None
     interval: tuple[float, float] | None  # over seeds
     sentences: tuple[float, float] | None  # BLEU only: paired bootstrap on the same sentences
@@ -125,21 +135,21 @@ class Correlation:
     seeds: int  # of the row that has most; with one the bootstrap is over rows alone
 
 
-def check(table: Table, counts: Counts) -> list[Finding]:
+def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
     """A finding on each claim; no verdict without two seeds of every row that it is about.
 
     The p-values are two-sided and corrected together (Benjamini and Hochberg), so that of the verdicts on the page at
     most 5 % are expected to be wrong. A verdict on BLEU must also survive a paired bootstrap of the sentences.
     """
     lines = {line.name: line for line in table.lines}
-    rises = [_rise(claim, lines) for claim in CLAIMS]
-    evidence = [None if rise is None else _p_values(claim, rise) for claim, rise in zip(CLAIMS, rises, strict=True)]
+    rises = [_rise(claim, lines) for claim in claims]
+    evidence = [None if rise is None else _p_values(claim, rise) for claim, rise in zip(claims, rises, strict=True)]
     known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
     corrected = iter(stats.false_discovery_control(known).tolist() if known else [])
     resampled = _resampled(counts)
     return [
         _finding(claim, lines, rise, pair, None if pair is None else next(corrected), len(known), resampled)
-        for claim, rise, pair in zip(CLAIMS, rises, evidence, strict=True)
+        for claim, rise, pair in zip(claims, rises, evidence, strict=True)
     ]
 
 
@@ -147,7 +157,7 @@ def rank_correlation(table: Table, metric: Metric) -> Correlation | None:
     """Spearman's rho between the paper's figures and ours over the finished rows; None below `MIN_ROWS` of them."""
     finished = [line for line in table.lines if line.finished]
     return correlation(
-        [line.config.paper.ppl if metric == "PPL" else line.config.paper.bleu for line in finished],
+        [line.papers(metric) for line in finished],
         [[float(look_up(result, KEYS[metric])) for result in line.finished] for line in finished],
     )
 
@@ -201,7 +211,7 @@ def seeds_needed(
     seen = rise(samples, weights)
     assert seen is not None
     # How far the effect is from what must be ruled out: no rise at all, or the edge of what counts as the same
-    distance = abs(abs(seen.effect) - claim.margin) if claim.equal else abs(seen.effect)
+    distance = abs(abs(seen.effect) - claim.margin) if claim.equal else abs(seen.effect - claim.bound)
     spread = sum(weight**2 * float(np.var(samples[row], ddof=1)) for row, weight in weights.items())
     for seeds in range(2, MOST_SEEDS + 1):
         freedom = seen.freedom * (seeds - 1) / (min(len(samples[row]) for row in weights) - 1)
@@ -228,7 +238,7 @@ def _rise(claim: Claim, lines: Mapping[str, Line]) -> Rise | None:
 def _p_values(claim: Claim, found: Rise) -> tuple[float, float]:
     """One-sided p-values for the paper's claim and for its contrary."""
     if not claim.equal:
-        return found.beyond(0), found.below(0)
+        return found.beyond(claim.bound), found.below(claim.bound)
     # Two one-sided tests: to be the same is to be below the margin and above minus the margin
     margin = claim.margin
     return max(found.below(margin), found.beyond(-margin)), min(
@@ -236,11 +246,15 @@ def _p_values(claim: Claim, found: Rise) -> tuple[float, float]:
     )
 
 
-def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float:
-    """The rise in the paper's own figures."""
-    figures = {row: lines[row].config.paper for row in claim.rows}
-    quality = {row: found.bleu if claim.metric == "BLEU" else -math.log(found.ppl) for row, found in figures.items()}
-    return sum(weight * quality[row] for row, weight in claim.weights(lines).items())
+def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float | None:
+    """The rise in the paper's own figures, or in those that others published; None where one is missing."""
+    effect = 0.0
+    for row, weight in claim.weights(lines).items():
+        found = lines[row].published(claim.metric)
+        if found is None:
+            return None
+        effect += weight * (found if claim.metric == "BLEU" else -math.log(found))
+    return effect
 
 
 def _finding(
@@ -311,6 +325,6 @@ def _confirmed(claim: Claim, sentences: tuple[float, float] | None, for_it: bool
         return False
     low, high = sentences
     if not claim.equal:
-        return low > 0 if for_it else high < 0
+        return low > claim.bound if for_it else high < claim.bound
     margin = claim.margin
     return -margin < low and high < margin if for_it else low > margin or high < -margin

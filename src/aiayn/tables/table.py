@@ -1,4 +1,4 @@
-"""`aiayn table`: Table 3, paper and ours, from every run folder of one data set and scale."""
+"""`aiayn table`: Table 3, paper and ours, from every run folder of one data set and scale; below it what is beyond."""
 
 import sys
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from aiayn.config import folders
 from aiayn.config.schema import Config
 from aiayn.runs import records
-from aiayn.tables import criteria, formats, table3
+from aiayn.tables import beyond, criteria, formats, table3
 
 
 def main(run: Config) -> None:
@@ -15,7 +15,10 @@ def main(run: Config) -> None:
     folder = folders.sweep_folder(run)
     runs = records.read_runs(folder)
     table = criteria.judged(table3.table(run, runs), folder)
-    text = formats.render(table, run.format, Console() if run.format == "terminal" else None)
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
-    if not runs and (others := folders.in_other_precisions(run)):
-        print(f"aiayn: {folders.sweep_folder(run)} has no runs{others}", file=sys.stderr)
+    sheets = [formats.sheet(table)]
+    if others := beyond.table(run, runs):
+        sheets.append(beyond.sheet(others, beyond.counts_of(run, others)))
+    texts = [formats.printed(sheet, run.format, Console() if run.format == "terminal" else None) for sheet in sheets]
+    sys.stdout.write("\n".join(text if text.endswith("\n") else text + "\n" for text in texts))
+    if not runs and (precisions := folders.in_other_precisions(run)):
+        print(f"aiayn: {folders.sweep_folder(run)} has no runs{precisions}", file=sys.stderr)

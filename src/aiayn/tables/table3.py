@@ -5,10 +5,11 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import ROWS, Config, Scale, meaning
+from aiayn.config.schema import BEYOND, ROWS, Config, Scale, meaning
 from aiayn.runs.records import OF_ROW, SHARED, Run, changed, comparable, look_up, place_in_result, printable, row_group
 
 # The columns that say what a row is: (the paper's symbol, section of the config, field).
@@ -52,6 +53,17 @@ class Line:
     def group(self) -> str:
         """The paper's letter for the row's group; base and big stand alone."""
         return row_group(self.name)
+
+    def papers(self, metric: str) -> float:
+        """The row's own figure in Table 3, `PPL` or `BLEU`."""
+        value = self.config.paper.ppl if metric == "PPL" else self.config.paper.bleu
+        assert value is not None, f"{self.name} is no row of Table 3"
+        return value
+
+    def published(self, metric: str) -> float | None:
+        """The paper's figure for the row, or of a row beyond Table 3 what others published, if they did."""
+        theirs = self.config.published if self.name in BEYOND else self.config.paper
+        return theirs.ppl if metric == "PPL" else theirs.bleu
 
     @property
     def finished(self) -> list[dict[str, Any]]:
@@ -134,18 +146,19 @@ class Table:
         return [None, *(None if base is None or value is None else value - base for value in others)]
 
 
-def table(run: Config, runs: Sequence[Run]) -> Table:
-    """The paper's table with what `runs` found at the scale, on the data and with the fidelity and precision of `run`.
+def table(run: Config, runs: Sequence[Run], rows: Mapping[str, Config] | None = None) -> Table:
+    """The table of `rows`, base first, or of the paper's: with what `runs` found at the scale and on the data of `run`.
 
+    Its fidelity and precision count as well.
     Only here it is decided which runs count: those that are as their row is now and share with most others what no row
     says (SHARED). Where as many share one thing as another, it is what base's first seed has.
     """
-    rows = compose.rows(run.fidelity.name)
-    trained = {name: compose.scaled(dataclasses.replace(rows[name], scale=run.scale)) for name in ROWS}
-    own = {name: [found for found in runs if found.experiment == name] for name in ROWS}
+    rows = rows or compose.rows(run.fidelity.name)
+    trained = {name: compose.scaled(dataclasses.replace(rows[name], scale=run.scale)) for name in rows}
+    own = {name: [found for found in runs if found.experiment == name] for name in rows}
     as_row = [
         found.result
-        for name in ROWS
+        for name in rows
         for found in own[name]
         if found.result and not changed(_claims(trained[name]), found.result)
     ]
@@ -155,13 +168,31 @@ def table(run: Config, runs: Sequence[Run]) -> Table:
     reference = next((result for result in as_row if _conditions(result) == most), {"config": dataclasses.asdict(run)})
     shared = dict(zip(SHARED, most, strict=False))
     lines = []
-    for name in ROWS:
+    for name in rows:
         claims = {**_claims(trained[name]), **shared}
         stale = [found for found in own[name] if found.result and changed(claims, found.result)]
         counted = tuple(found for found in own[name] if found not in stale)
         lines.append(Line(rows[name], trained[name], counted, tuple(stale), claims))
-    others = sum(found.experiment not in rows for found in runs)
+    others = sum(found.experiment not in ROWS + BEYOND for found in runs)
     return Table(tuple(lines), run.scale, folders.setting(run), others, reference)
+
+
+def translations(table: Table, folder: Path, sha256: str, number: int) -> dict[tuple[str, int], list[str]]:
+    """The translations of each (row, seed) of the table in `folder`: so many, of the corpus with this SHA-256."""
+    found = {
+        (line.name, run.seed): _lines(folder / line.name / f"seed{run.seed}" / "translations.txt")
+        for line in table.lines
+        for run in line.runs
+        if look_up(run.result or {}, "sha256.data") == sha256
+    }
+    return {key: lines for key, lines in found.items() if len(lines) == number}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_bytes().decode("utf-8", "replace").split("\n")[:-1]
+    except OSError:
+        return []
 
 
 def _claims(line: Config) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Column:
     @property
     def align(self) -> str:
         """`l` for text, `r` for numbers."""
-        return "l" if self.group in ("letter", "row") else "r"
+        return "l" if self.group in ("letter", "row", "source") else "r"
 
     def pad(self, text: str, width: int) -> str:
         """`text` at its place in a column of `width` characters."""
@@ -56,13 +56,13 @@ def columns_of(table: Table) -> list[Column]:
     columns = [
         Column("letter", "", letters),
         Column("row", "row", [Cell(line.name) for line in lines]),
-        *(Column("definition", symbol, _definition(table, section, key)) for symbol, section, key in DEFINITION),
-        *_metric(table, "PPL", [line.config.paper.ppl for line in lines], "dev.ppl", 2, PPL_TOLERANCE, -1),
-        *_metric(table, "BLEU", [line.config.paper.bleu for line in lines], "dev.bleu.paper", 1, BLEU_TOLERANCE, +1),
+        *(Column("definition", symbol, definition_cells(table, section, key)) for symbol, section, key in DEFINITION),
+        *_metric(table, "PPL", [line.papers("PPL") for line in lines], "dev.ppl", 2, PPL_TOLERANCE, -1),
+        *_metric(table, "BLEU", [line.papers("BLEU") for line in lines], "dev.bleu.paper", 1, BLEU_TOLERANCE, +1),
         Column("params", "paper", [Cell(str(line.config.paper.params_millions or "")) for line in lines]),
-        Column("params", "40 960", [_params(line, "params_at_40960_rows") for line in lines]),
-        Column("params", "ours", [_params(line, "params") for line in lines]),
-        Column("seeds", "seeds", [_seeds(line) for line in lines]),
+        Column("params", "40 960", [params_cell(line, "params_at_40960_rows") for line in lines]),
+        Column("params", "ours", [params_cell(line, "params") for line in lines]),
+        Column("seeds", "seeds", [seeds_cell(line) for line in lines]),
     ]
     # The paper's vocabulary says nothing about a model of another width.
     return [column for column in columns if table.comparable or column.name != "40 960"]
@@ -73,7 +73,7 @@ def rows_of(columns: Sequence[Column]) -> list[tuple[Cell, ...]]:
     return list(zip(*(column.cells for column in columns), strict=True))
 
 
-def _definition(table: Table, section: str, key: str) -> list[Cell]:
+def definition_cells(table: Table, section: str, key: str) -> list[Cell]:
     """Like the paper, only base and what differs from it is printed."""
     base, *others = (value_text(line.config, section, key) for line in table.lines)
     return [Cell(base), *(Cell(value if value != base else "") for value in others)]
@@ -92,16 +92,16 @@ def _metric(
     measured = [line.measured(key) for line in table.lines]
     ours = [None if value is None else value.mean for value in measured]
     paper_column = Column(group, "paper", [Cell(number_text(value, digits)) for value in paper])
-    our_column = Column(group, "ours", [_measured(value, digits) for value in measured])
+    our_column = Column(group, "ours", [measured_cell(value, digits) for value in measured])
     gaps = [None if mine is None else mine - theirs for mine, theirs in zip(ours, paper, strict=True)]
     styles = [_nearness(gap, tolerance, better) if table.comparable else "weak" for gap in gaps]
-    differences = [_signed(gap, digits, style) for gap, style in zip(gaps, styles, strict=True)]
+    differences = [signed_cell(gap, digits, style) for gap, style in zip(gaps, styles, strict=True)]
     compared = [paper_column, our_column, Column(group, "diff", differences)]
     if table.comparable:
         return compared
     effects = list(zip(table.effects(paper), table.effects(ours), strict=True))
-    their_cells = [_signed(theirs, digits, "") for theirs, _ in effects]
-    our_cells = [_signed(mine, digits, _agreement(mine, theirs, tolerance)) for theirs, mine in effects]
+    their_cells = [signed_cell(theirs, digits, "") for theirs, _ in effects]
+    our_cells = [signed_cell(mine, digits, _agreement(mine, theirs, tolerance)) for theirs, mine in effects]
     return [*compared, Column(group, "Δ paper", their_cells), Column(group, "Δ ours", our_cells)]
 
 
@@ -118,14 +118,16 @@ def _agreement(ours: float | None, paper: float | None, tolerance: float) -> str
     return "good" if ours * paper > 0 else "far"
 
 
-def _measured(value: Measured | None, digits: int) -> Cell:
+def measured_cell(value: Measured | None, digits: int) -> Cell:
+    """A mean over seeds with its deviation."""
     if value is None:
         return Cell("–", "weak")
     deviation = "" if value.deviation is None else f"±{number_text(value.deviation, digits)}"
     return Cell(f"{number_text(value.mean, digits)}{deviation}")
 
 
-def _signed(value: float | None, digits: int, style: str) -> Cell:
+def signed_cell(value: float | None, digits: int, style: str) -> Cell:
+    """A difference, with its sign unless it is printed as 0."""
     if value is None:
         return Cell("")
     size = number_text(abs(value), digits)
@@ -138,10 +140,12 @@ def signed_text(value: float, digits: int = 2) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def _params(line: Line, key: str) -> Cell:
+def params_cell(line: Line, key: str) -> Cell:
+    """Parameters in millions."""
     value = line.measured(key)
     return Cell("–", "weak") if value is None else Cell(f"{value.mean / 1e6:.{1 if value.mean >= 1e7 else 2}f}")
 
 
-def _seeds(line: Line) -> Cell:
+def seeds_cell(line: Line) -> Cell:
+    """How many seeds are finished, or what became of the row."""
     return Cell(str(len(line.finished))) if line.finished else Cell(line.status, STATUS[line.status])

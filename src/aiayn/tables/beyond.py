@@ -1,0 +1,138 @@
+"""The table of the rows beyond Table 3: base for comparison, what others published, and their claims tested."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiayn.config import compose, folders
+from aiayn.config.schema import Config
+from aiayn.data.encoded import Dataset
+from aiayn.data.parallel_text import DataError
+from aiayn.evaluation import metrics
+from aiayn.runs.records import Run, number_text
+from aiayn.tables import formats, paper_claims, table3
+from aiayn.tables.paper_claims import KEYS, METRICS, Claim, Counts, Finding, Metric
+from aiayn.tables.table3 import Line, Table
+from aiayn.tables.table3_columns import (
+    Cell,
+    Column,
+    definition_cells,
+    measured_cell,
+    params_cell,
+    seeds_cell,
+    signed_cell,
+)
+
+PARTS = ("kind", "positions", "scores", "residual")
+SIZES = (("N", "num_layers"), ("h", "num_heads"), ("d_k", "d_k"), ("P_drop", "dropout"))
+DIGITS: dict[Metric, int] = {"PPL": 2, "BLEU": 1}
+# Of base's BLEU: Shaw et al. lose 13.3 of 25.8 without positions, and to lose 10 of 25 leaves so much
+FAR = 0.6
+
+
+def _both(sentence: str, worse: str, better: str, *, not_worse: bool = False) -> list[Claim]:
+    return [Claim(sentence, metric, (worse, better), not_worse=not_worse) for metric in METRICS]
+
+
+CLAIMS = (
+    Claim("Without positions BLEU falls far", "BLEU", ("f_no_positions", "base"), share=FAR),
+    *_both("Relative positions are not worse than sinusoids", "base", "f_relative_positions", not_worse=True),
+    Claim("Without residual connections BLEU falls far", "BLEU", ("f_no_residual", "base"), share=FAR),
+    *_both("Positions before every layer win some of it back", "f_no_residual", "f_no_residual_positions"),
+    *_both("Additive scores are not worse than unscaled dot products", "f_unscaled", "f_additive", not_worse=True),
+    *_both("Attention beats one fixed vector", "s_rnn", "s_rnn_attention"),
+    *_both("The Transformer beats an LSTM with one fixed vector", "s_rnn", "base"),
+    *_both("The Transformer beats an LSTM with attention", "s_rnn_attention", "base"),
+)
+
+
+def table(run: Config, runs: Sequence[Run]) -> Table | None:
+    """The rows beyond Table 3, base before them, at the scale and on the data of `run`; None if none is begun."""
+    made = table3.table(run, runs, compose.rows_beyond(run.fidelity.name))
+    return made if any(line.status != "missing" for line in made.lines[1:]) else None
+
+
+def counts_of(run: Config, made: Table) -> Counts:
+    """The n-grams of its runs' translations; none while their corpus is not here."""
+    try:
+        dataset = Dataset.open(folders.prepared_folder(run))
+        references = dataset.texts("dev", "target")
+    except (DataError, OSError):
+        return {}
+    found = table3.translations(made, folders.sweep_folder(run), dataset.sha256, len(references))
+    return {key: metrics.paper_counts(lines, references, run.data.target_language) for key, lines in found.items()}
+
+
+def sheet(made: Table, counts: Counts) -> formats.Sheet:
+    """The table as it is printed, its claims below it."""
+    findings = paper_claims.check(made, counts, CLAIMS)
+    finished = f"{sum(bool(line.finished) for line in made.lines)} of {len(made.lines)} rows finished"
+    title = f"Beyond Table 3 at scale {made.scale.name} on {made.data}, base for comparison: {finished}"
+    sentences = [
+        *formats.conditions(made),
+        "Δ is a row minus base. Published figures were made under the conditions beside them: compare effects.",
+        *formats.seeds_and_units(made),
+        f"Falls far: to less than {FAR:g} of base's BLEU."
+        " Not worse: by no more than what counts as the same in Table 3's claims.",
+    ]
+    effects = {metric: _effects(made, metric) for metric in METRICS}
+    records = [
+        formats.record(made, line, _definition(line), _others(line, findings, {m: effects[m][n] for m in METRICS}))
+        for n, line in enumerate(made.lines)
+    ]
+    opens = [made.opens_group(number) for number in range(len(made.lines))]
+    caption = " ".join(sentence for sentence in sentences if sentence)
+    return formats.Sheet(title, caption, columns(made), opens, made.notes, records, [_claim(f) for f in findings])
+
+
+def columns(made: Table) -> list[Column]:
+    """The columns of the printed table, from left to right; the source of a published figure comes last."""
+    lines = made.lines
+    letters = [Cell(line.group if made.opens_group(number) else "") for number, line in enumerate(lines)]
+    own: dict[Metric, list[Column]] = {
+        metric: [
+            Column(metric, "ours", [measured_cell(line.measured(KEYS[metric]), DIGITS[metric]) for line in lines]),
+            Column(metric, "Δ", [signed_cell(effect, DIGITS[metric], "") for effect in _effects(made, metric)]),
+        ]
+        for metric in METRICS
+    }
+    theirs = [line.published("BLEU") for line in lines]
+    return [
+        Column("letter", "", letters),
+        Column("row", "row", [Cell(line.name) for line in lines]),
+        *(Column("definition", key, definition_cells(made, "model", key)) for key in PARTS),
+        *(Column("definition", symbol, definition_cells(made, "model", key)) for symbol, key in SIZES),
+        *own["PPL"],
+        *own["BLEU"],
+        Column("BLEU", "published", [Cell("" if value is None else number_text(value, 1)) for value in theirs]),
+        Column("params", "ours", [params_cell(line, "params") for line in lines]),
+        Column("seeds", "seeds", [seeds_cell(line) for line in lines]),
+        Column("source", "published where", [Cell(_source(line)) for line in lines]),
+    ]
+
+
+def _effects(made: Table, metric: Metric) -> list[float | None]:
+    found = (line.measured(KEYS[metric]) for line in made.lines)
+    return made.effects([None if value is None else value.mean for value in found])
+
+
+def _source(line: Line) -> str:
+    return line.config.published.where or "Vaswani et al. 2017, newstest2013 en-de, Table 3"
+
+
+def _definition(line: Line) -> dict[str, Any]:
+    parts = {key: getattr(line.config.model, key) for key in PARTS}
+    figures = {f"published_{metric.lower()}": line.published(metric) for metric in METRICS}
+    return {**parts, **figures, "published_where": _source(line)}
+
+
+def _others(line: Line, findings: Sequence[Finding], effects: Mapping[Metric, float | None]) -> dict[str, Any]:
+    claims = "; ".join(_claim(found) for found in findings if line.name in found.claim.rows)
+    return {**{f"effect_{metric.lower()}": effects[metric] for metric in METRICS}, "claims": claims}
+
+
+def _claim(found: Finding) -> str:
+    told = formats.told(found)
+    figures = f"published {told['paper']}, ours {told['ours']}"
+    if found.p is not None:
+        figures += f" (95 % interval {told['interval']}, over sentences {told['sentences']}), p {told['p']}"
+    return f"{told['verdict']}: {told['sentence']} ({told['metric']}, {told['rows']}): {figures}; {told['because']}"

@@ -1,0 +1,211 @@
+"""The second table: base and the rows beyond Table 3, others' figures, our effects and verdicts; in each format."""
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from aiayn.config import folders, schema
+from aiayn.core import storage
+from aiayn.evaluation.metrics import paper_counts
+from aiayn.runs.records import Run
+from aiayn.tables import beyond, formats, paper_claims, table3
+from aiayn.tables import table as command_table
+from aiayn.tables.table3 import Table
+from tests.tables.test_formats import FORMATS, command, finished, markdown_rows, wide
+
+LIKE = command("mini")
+FIGURES = {  # PPL and BLEU as the literature would have them
+    "base": (20.0, 25.0),
+    "f_no_positions": (60.0, 9.0),
+    "f_relative_positions": (19.9, 25.1),
+    "f_no_residual": (90.0, 3.0),
+    "f_no_residual_positions": (70.0, 7.0),
+    "f_unscaled": (25.0, 20.0),
+    "f_additive": (21.0, 24.0),
+    "s_rnn": (50.0, 10.0),
+    "s_rnn_attention": (24.0, 22.0),
+}
+
+
+def runs(figures: dict[str, tuple[float, float]] = FIGURES, seeds: Sequence[int] = (1, 2, 3)) -> list[Run]:
+    """Results of these rows, with a little noise over the seeds."""
+    random = np.random.default_rng(5)
+    return [
+        finished(row, LIKE, seed, ppl * math.exp(random.normal(0, 0.002)), bleu + random.normal(0, 0.05))
+        for row, (ppl, bleu) in figures.items()
+        for seed in seeds
+    ]
+
+
+def made(*arguments: Any) -> Table:
+    found = beyond.table(LIKE, runs(*arguments))
+    assert found is not None
+    return found
+
+
+def counts(figures: dict[str, tuple[float, float]] = FIGURES) -> dict[tuple[str, int], Any]:
+    """Translations that lose the more words, the lower a row's BLEU."""
+    random = np.random.default_rng(3)
+    words = [f"w{number}" for number in range(19)]
+    references = [" ".join(random.choice(words, size=17)) for _ in range(211)]
+    drawn = random.random((211, 17))
+    found = {}
+    for row, (_, bleu) in figures.items():
+        kept = [
+            " ".join(word for word, lot in zip(line.split(), lots, strict=True) if lot < 0.4 + bleu / 50) or "x"
+            for line, lots in zip(references, drawn, strict=True)
+        ]
+        found |= {(row, seed): paper_counts(kept, references, "de") for seed in (1, 2, 3)}
+    return found
+
+
+def verdicts(table: Table, counts: dict[tuple[str, int], Any]) -> dict[tuple[str, str], str]:
+    found = paper_claims.check(table, counts, beyond.CLAIMS)
+    return {(finding.claim.sentence, finding.claim.metric): finding.verdict for finding in found}
+
+
+def test_it_has_base_and_every_row_beyond_table_3_and_table_3_has_none_of_them() -> None:
+    every = runs()
+    assert [line.name for line in made().lines] == ["base", *schema.BEYOND]
+    assert [line.group for line in made().lines] == ["base", *["(F)"] * 6, *["(S)"] * 2]
+    assert all(len(line.finished) == 3 for line in made().lines)
+    paper = table3.table(LIKE, every)
+    assert [line.name for line in paper.lines] == [*schema.ROWS]
+    assert (paper.others, made().others) == (0, 0)
+    other = Run("f_additive+1f2e3d4c", 1, "finished", "", every[0].result, 1)  # control
+    assert table3.table(LIKE, [*every, other]).others == 1
+
+
+def test_there_is_none_before_a_row_of_it_is_begun() -> None:
+    base = [run for run in runs() if run.experiment == "base"]
+    assert beyond.table(LIKE, []) is None
+    assert beyond.table(LIKE, base) is None
+    for status in ("half-done", "failed"):
+        assert beyond.table(LIKE, [*base, Run("f_additive", 1, status, "", None, 3)]) is not None  # control
+
+
+def test_each_row_stands_beside_base_and_the_published_figure_with_its_source() -> None:
+    rows = markdown_rows(formats.printed(beyond.sheet(made(), {}), "md"))
+    assert [row["row"] for row in rows] == ["base", *schema.BEYOND]
+    base = made().base.measured("dev.bleu.paper").mean
+    for row, line in zip(rows, made().lines, strict=True):
+        published = line.config.published
+        expected = "25.8" if line.name == "base" else f"{published.bleu:.1f}" if published.bleu else ""
+        assert row["BLEU published"] == expected
+        where = published.where or "Vaswani et al. 2017, newstest2013 en-de, Table 3"
+        assert row["published where"].replace("\\", "") == where
+        effect = line.measured("dev.bleu.paper").mean - base
+        assert row["BLEU Δ"].replace("−", "-").lstrip("+") == ("" if line.name == "base" else f"{effect:.1f}")
+        assert row["params ours"] == "61.2"
+    parts = {row["row"]: (row["positions"], row["scores"], row["residual"], row["h"]) for row in rows}
+    assert parts["base"] == ("sinusoids", "scaled", "connections", "8")
+    assert parts["f_no_positions"] == ("none", "", "", "")
+    assert parts["f_additive"] == ("", "additive", "", "1")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_has_every_row_source_and_claim(format: str) -> None:
+    text = formats.printed(beyond.sheet(made(), counts()), format, Console(width=400, file=io.StringIO()))
+    for name in ("base", *schema.BEYOND):
+        assert name.replace("_", "\\_" if format == "latex" else "_") in text
+    assert "Shaw et al. 2018, newstest2013 en-de" in text
+    assert "Britz et al. 2017" in text
+    for claim in beyond.CLAIMS:
+        assert claim.sentence in text
+    assert "reproduced" in text
+
+
+def test_csv_has_every_number_in_full() -> None:
+    records = list(csv.DictReader(io.StringIO(formats.printed(beyond.sheet(made(), counts()), "csv"))))
+    assert [record["row"] for record in records] == ["base", *schema.BEYOND]
+    for record, line in zip(records, made().lines, strict=True):
+        assert float(record["bleu_paper"]) == line.measured("dev.bleu.paper").mean
+        assert record["positions"] == line.config.model.positions
+        assert record["published_bleu"] == str(line.published("BLEU") or "")
+    effect = made().lines[1].measured("dev.ppl").mean - made().base.measured("dev.ppl").mean
+    assert float(records[1]["effect_ppl"]) == effect
+    assert records[0]["effect_ppl"] == ""
+
+
+def test_a_narrow_terminal_leaves_columns_out_and_crops_the_source_last() -> None:
+    text = formats.printed(beyond.sheet(made(), {}), "terminal", wide())
+    assert "published where" in text
+    assert max(map(len, text.splitlines())) <= 200
+
+
+def test_figures_like_the_literature_s_reproduce_every_claim_and_their_opposite_none() -> None:
+    found = verdicts(made(), counts())
+    assert set(found.values()) == {"reproduced"}
+    assert len(found) == len(beyond.CLAIMS) == 14
+    # Control: the rows in the opposite order
+    turned = {row: (1600 / ppl, 28 - bleu) for row, (ppl, bleu) in FIGURES.items()}
+    turned["f_relative_positions"] = (120.0, 0.5)  # which is as good as base, and so is neither's opposite
+    assert set(verdicts(made(turned), counts(turned)).values()) == {"contradicted"}
+    # Without translations no verdict on BLEU, from one seed no verdict at all
+    alone = verdicts(made(), {})
+    assert {verdict for (_, metric), verdict in alone.items() if metric == "BLEU"} == {"undecided"}
+    assert set(verdicts(made(FIGURES, (1,)), counts()).values()) == {"undecided"}
+
+
+@pytest.mark.parametrize(("bleu", "verdict"), [(12.0, "reproduced"), (18.0, "contradicted")])
+def test_far_is_less_than_six_tenths_of_base(bleu: float, verdict: str) -> None:
+    figures = {**FIGURES, "f_no_positions": (30.0, bleu)}
+    findings = paper_claims.check(made(figures), {}, beyond.CLAIMS)
+    rise = next(found for found in findings if found.claim.sentence.startswith("Without positions"))
+    assert rise.effect == pytest.approx(0.6 * 25 - bleu, abs=0.1)
+    assert (rise.interval[0] > 0) == (verdict == "reproduced")
+    assert rise.paper == pytest.approx(0.6 * 25.8 - 12.5)
+
+
+@pytest.mark.parametrize(("ppl", "verdict"), [(20.2, "reproduced"), (19.0, "reproduced"), (22.0, "contradicted")])
+def test_not_worse_allows_what_counts_as_the_same_and_no_more(ppl: float, verdict: str) -> None:
+    figures = {**FIGURES, "f_relative_positions": (ppl, 25.0)}
+    assert verdicts(made(figures), {})["Relative positions are not worse than sinusoids", "PPL"] == verdict
+
+
+def test_a_published_effect_is_of_others_figures_and_none_where_there_is_none() -> None:
+    findings = paper_claims.check(made(), {}, beyond.CLAIMS)
+    paper = {(found.claim.rows, found.claim.metric): found.paper for found in findings}
+    assert paper[("f_unscaled", "f_additive"), "BLEU"] == pytest.approx(22.1 - 18.22)
+    assert paper[("s_rnn", "s_rnn_attention"), "BLEU"] == pytest.approx(22.03 - 9.98)
+    assert paper[("f_unscaled", "f_additive"), "PPL"] is None
+    assert paper[("f_no_residual", "f_no_residual_positions"), "BLEU"] is None
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_command_prints_it_under_table_3_only_when_a_row_of_it_is_begun(
+    format: str, tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = dataclasses.replace(LIKE, output=str(tmp_path), prepared=str(tmp_path / "none"), format=format)
+    command_table.main(run)
+    alone = capsys.readouterr().out
+    assert "Shaw" not in alone
+    storage.append_lines(folders.sweep_folder(run) / "f_additive" / "seed1" / "metrics.jsonl", ['{"step": 3}'])
+    command_table.main(run)
+    both = capsys.readouterr().out
+    assert both.startswith(alone)
+    assert "Shaw" in both[len(alone) :]
+
+
+def test_counts_are_of_the_translations_of_the_corpus_that_is_here(tmp_path, monkeypatch) -> None:
+    class Corpus:
+        sha256 = "d" * 64
+
+        def texts(self, split: str, side: str) -> list[str]:
+            return ["ein Haus am See", "zwei Türen"]
+
+    run = dataclasses.replace(LIKE, output=str(tmp_path))
+    monkeypatch.setattr(beyond.Dataset, "open", lambda folder: Corpus())
+    for row, lines in (("base", 2), ("f_additive", 2), ("f_unscaled", 1)):
+        folder = folders.sweep_folder(run) / row / "seed1"
+        storage.write_text(folder / "translations.txt", "ein Haus am See\n" * lines)
+    assert set(beyond.counts_of(run, made())) == {("base", 1), ("f_additive", 1)}
+    Corpus.sha256 = "e" * 64  # control
+    assert beyond.counts_of(run, made()) == {}
