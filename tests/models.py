@@ -33,7 +33,7 @@ ROUNDING: dict[str, dict[str, Any]] = {"plain": {}, "fast": {}, "compiled": {"rt
 def transformer(attach: Attach = accelerate, **changes: float) -> Transformer:
     """A small float64 model in evaluation mode, no parameter of which is zero or one throughout."""
     torch.manual_seed(17)
-    model = Transformer(**{**SIZES, "learned_positions": False, "max_length": 7, "vocab_size": VOCAB, **changes})
+    model = Transformer(**{**SIZES, "positions": "sinusoids", "max_length": 7, "vocab_size": VOCAB, **changes})
     for parameter in model.parameters():
         if parameter.dim() == 1:
             nn.init.normal_(parameter, mean=0.5)

@@ -28,7 +28,7 @@ DIFFERENCES = ("sinusoids=halves", "target_space=true", "zero_start=true", "embe
 
 def transformer(**fidelity: bool) -> Transformer:
     torch.manual_seed(17)
-    model = Transformer(**SIZES, learned_positions=False, max_length=7, vocab_size=VOCAB, **fidelity)
+    model = Transformer(**SIZES, positions="sinusoids", max_length=7, vocab_size=VOCAB, **fidelity)
     return accelerate(model.double().eval())
 
 

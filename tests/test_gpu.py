@@ -28,7 +28,7 @@ pytestmark = [
 def model(**changes: int) -> Transformer:
     torch.manual_seed(5)
     sizes = {**SIZES, "d_model": 64, "d_ff": 128, "d_k": 16, "d_v": 32, "dropout": 0.0, **changes}
-    return accelerate(Transformer(**sizes, learned_positions=False, max_length=101, vocab_size=211))
+    return accelerate(Transformer(**sizes, positions="sinusoids", max_length=101, vocab_size=211))
 
 
 def batch(sentences: int) -> Batch:

@@ -259,6 +259,7 @@ def test_every_harmless_key_that_does_not_touch_the_hardware_may_change_and_no_b
         training=dataclasses.replace(longer.training, dev_every=3, checkpoint_every=2, keep_checkpoints=7),
         hardware=dataclasses.replace(longer.hardware, tokens_per_search=29),
         wandb=dataclasses.replace(longer.wandb, project="other", entity="me"),
+        published=schema.Published(7.0, 11.0, "elsewhere"),
         paper=dataclasses.replace(longer.paper, ppl=2.0, bleu=3.0, params_millions=5),
         bench=schema.Bench("decoding", 7.0, 11, 13, 5.0, "elsewhere.json"),
         plan=schema.Plan("a100", 3, 0.5, 2.0),

@@ -63,8 +63,8 @@ EXAMPLES = {
         ("aiayn train experiment=base scale=small hardware.threads=2", "larger, on two cores"),
         ("aiayn train fidelity=released_code", "base as its authors' code has it, where that differs from the paper"),
         ("aiayn train model.dropout=0.3", "your own variation: its folder gets a hash of the difference"),
-        ("aiayn train -m 'experiment=glob(*)' seed=1,2,3", "every row, three seeds, side by side"),
-        ("aiayn train -cn table3", "the same rows from sweeps/table3.yaml"),
+        ("aiayn train -cn table3 seed=1,2,3", "every row of Table 3, three seeds, side by side"),
+        ("aiayn train -cn beyond seed=1,2,3", "the rows beyond it"),
     ],
     "evaluate": [
         ("aiayn evaluate experiment=a_h1", "on the dev set"),
@@ -327,6 +327,7 @@ def common() -> list[str]:
             for group in ("a_", "b_", "c_", "d_", "e_")
         ),
         "  big",
+        f"Beyond it: {'  '.join(schema.BEYOND)}",
         "",
         "Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|files|wmt14_en_de|wmt14_en_fr",
         "        fidelity=paper|released_code: where the paper's text and its authors' code differ",
@@ -334,7 +335,7 @@ def common() -> list[str]:
         "Keys:   seed, model.*, training.*, decoding.*, data.*, wandb.mode=offline|online|disabled, output, ...",
         "        in the paper's units: scale multiplies them afterwards",
         "Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file",
-        "        (table3: all rows; seeds: base from three seeds)",
+        "        (table3: all its rows; beyond: the others; seeds: base from three seeds)",
         'Tab completion: eval "$(aiayn train -sc install=bash)"',
         f"Exit codes: {EXIT_CODES}",
     ]

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from aiayn.bench import growth, measurement
-from aiayn.config import compose, schema
+from aiayn.config import checks, compose, schema
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def by_threads(runs) -> list[measurement.Point]:
 
 def test_lengths_and_updates_change_one_thing_and_leave_a_run_that_can_be_trained(run):
     for length in growth.LENGTHS:
-        other = schema.checked(growth.of_length(run, length))
+        other = checks.checked(growth.of_length(run, length))
         assert other.bench.mean_length <= other.data.max_length <= run.training.tokens_per_update
         assert (other.model, other.training) == (run.model, run.training)
     assert growth.of_length(run, 10).bench.mean_length == 10
     found = growth.of_updates(run)
     assert list(found) == ["12", "16", "32", "64", "128"]  # 64 tokens, and no sentence is over 12
     for size, other in found.items():
-        assert schema.checked(other).training.tokens_per_update == int(size)
+        assert checks.checked(other).training.tokens_per_update == int(size)
         assert (other.model, other.data) == (run.model, run.data)
 
 

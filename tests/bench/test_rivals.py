@@ -85,7 +85,7 @@ def test_every_search_finds_the_same_outputs_of_the_same_length(model, beam_size
 
 
 def test_learned_positions_leave_marian_out_and_nobody_else(run):
-    sizes = dataclasses.asdict(run.model) | {"learned_positions": True}
+    sizes = dataclasses.asdict(run.model) | {"positions": "learned"}
     model = accelerate(Transformer(**sizes, max_length=23, vocab_size=VOCABULARY).eval())
     assert set(rivals.trainable(model)) == {"torch.nn"}
     batch = gather(synthetic_pairs(run, 17), np.arange(17))

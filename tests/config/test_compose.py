@@ -5,6 +5,9 @@ import itertools
 from fractions import Fraction
 
 import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from omegaconf import OmegaConf
 
 from aiayn.config import compose, folders, schema
@@ -24,7 +27,10 @@ def test_the_base_row_has_the_papers_values():
         "d_k": 64,
         "d_v": 64,
         "dropout": 0.1,
-        "learned_positions": False,
+        "kind": "transformer",
+        "positions": "sinusoids",
+        "scores": "scaled",
+        "residual": "connections",
     }
     training = base.training
     assert (training.max_steps, training.warmup_steps, training.tokens_per_update) == (100_000, 4_000, 25_000)
@@ -54,7 +60,7 @@ TABLE_3 = {
     "d_dropout02": ({"dropout": 0.2}, 4.95, 25.5, None),
     "d_smoothing00": ({"label_smoothing": 0.0}, 4.67, 25.3, None),
     "d_smoothing02": ({"label_smoothing": 0.2}, 5.47, 25.7, None),
-    "e_learned_positions": ({"learned_positions": True}, 4.92, 25.7, None),
+    "e_learned_positions": ({"positions": "learned"}, 4.92, 25.7, None),
     "big": (
         # The checkpoints are section 6.1's, for Table 2
         {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3, "max_steps": 300_000, "keep_checkpoints": 20},
@@ -141,18 +147,33 @@ def test_base_is_trained_at_every_scale_with_the_values_that_are_written_here(sc
     assert (model.d_v, model.num_heads, model.dropout, training.adam_beta2) == (model.d_k, 8, 0.1, 0.98)
 
 
-def test_every_file_of_experiments_and_sweeps_is_known_and_every_point_of_a_sweep_composes():
-    assert set(compose._read_folder("experiments")) == set(schema.ROWS)
+def rows_of(glob: str) -> list[str]:
+    """The rows that Hydra itself finds by a pattern of a sweep."""
+    (override,) = OverridesParser.create().parse_overrides([f"experiment={glob}"])
+    found = override.value()
+    assert isinstance(found, Glob)
+    return found.filter([*schema.ROWS, *schema.BEYOND])
+
+
+def test_the_sweep_of_table_3_has_its_rows_and_beyond_has_the_others():
     sweeps = compose._read_folder("sweeps")
-    assert set(sweeps) == {"table3", "seeds"}
+    found = {name: rows_of(sweeps[name]["hydra"]["sweeper"]["params"]["experiment"]) for name in ("table3", "beyond")}
+    assert found == {"table3": [*schema.ROWS], "beyond": [*schema.BEYOND]}
+    assert rows_of("glob(*)") == [*schema.ROWS, *schema.BEYOND]  # control
+
+
+def test_every_file_of_experiments_and_sweeps_is_known_and_every_point_of_a_sweep_composes():
+    assert set(compose._read_folder("experiments")) == {*schema.ROWS, *schema.BEYOND}
+    sweeps = compose._read_folder("sweeps")
+    assert set(sweeps) == {"table3", "beyond", "seeds"}
     for name, sweep in sweeps.items():
         params = sweep["hydra"]["sweeper"]["params"]
         choices = [
-            [f"{key}={value}" for value in (schema.ROWS if values == "glob(*)" else str(values).split(","))]
+            [f"{key}={value}" for value in (rows_of(values) if "glob" in str(values) else str(values).split(","))]
             for key, values in params.items()
         ]
         points = list(itertools.product(*choices))
-        assert len(points) == {"table3": 20, "seeds": 3}[name]
+        assert len(points) == {"table3": 20, "beyond": 8, "seeds": 3}[name]
         for point in points:
             compose_row(*point)
 
@@ -177,6 +198,75 @@ def test_a_config_file_gives_the_same_run_back(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(compose.to_yaml(run))
     assert compose.read(path) == run
+
+
+# What is beyond Table 3, what each row of it differs in from base, and its published BLEU.
+ONE_HEAD = {"num_heads": 1, "d_k": 512, "d_v": 512}
+RECURRENT = {"positions": "none", "scores": "dot", "residual": "none", "d_ff": 512, **ONE_HEAD}
+BEYOND = {
+    "f_no_positions": ({"positions": "none"}, 12.5),
+    "f_relative_positions": ({"positions": "relative"}, 25.8),
+    "f_no_residual": ({"residual": "none"}, None),
+    "f_no_residual_positions": ({"residual": "positions"}, None),
+    "f_unscaled": ({"scores": "dot", **ONE_HEAD}, 18.22),
+    "f_additive": ({"scores": "additive", **ONE_HEAD}, 22.1),
+    "s_rnn": ({"kind": "rnn", **RECURRENT}, 9.98),
+    "s_rnn_attention": ({"kind": "rnn_attention", **RECURRENT}, 22.03),
+}
+
+
+def test_each_row_beyond_table_3_differs_from_base_in_its_part_and_has_no_figure_of_the_papers():
+    base, *rows = compose.rows_beyond().values()
+    assert base == compose.rows()["base"]
+    assert [row.experiment for row in rows] == list(BEYOND) == list(schema.BEYOND)
+    for row in rows:
+        changes, bleu = BEYOND[row.experiment]
+        assert dataclasses.asdict(row.model) == {**dataclasses.asdict(base.model), **changes}
+        assert (row.training, row.decoding, row.fidelity) == (base.training, base.decoding, base.fidelity)
+        assert row.paper == schema.Paper()
+        assert row.published.bleu == bleu
+        assert row.published.where
+        assert not row.model.in_table3
+    assert all(row.model.in_table3 and row.published == schema.Published() for row in compose.rows().values())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_beyond_table_3_composes_at_every_scale(scale):
+    for name in schema.BEYOND:
+        run = compose_row(f"experiment={name}", f"scale={scale}")
+        assert folders.variation(run) == ""
+        assert compose.row(name, compose_row(f"scale={scale}")) == run
+
+
+def as_before(written: dict) -> dict:
+    """A stored configuration as it was before a model had parts to choose among."""
+    model = {key: value for key, value in written["model"].items() if key not in ("kind", "scores", "residual")}
+    model["learned_positions"] = model.pop("positions") == "learned"
+    return {**{key: value for key, value in written.items() if key != "published"}, "model": model}
+
+
+@pytest.mark.parametrize("name", schema.ROWS)
+def test_a_config_file_of_before_means_what_it_meant(name, tmp_path):
+    run, path = compose_row(f"experiment={name}"), tmp_path / "config.yaml"
+    old = as_before(yaml.safe_load(compose.to_yaml(run)))
+    assert "published" not in old
+    assert "learned_positions" in old["model"]
+    path.write_text(yaml.safe_dump(old))
+    found = compose.read(path)
+    assert found == run
+    assert folders.run_folder(found) == folders.run_folder(run)
+
+
+def test_a_config_file_of_before_with_the_other_positions_means_another_run(tmp_path):  # control of the test above
+    run, path = compose_row(), tmp_path / "config.yaml"
+    old = as_before(yaml.safe_load(compose.to_yaml(run)))
+    old["model"]["learned_positions"] = True
+    path.write_text(yaml.safe_dump(old))
+    assert schema.meaning(compose.read(path)) != schema.meaning(run)
+    del old["model"]["learned_positions"]  # neither the key of before nor those of today
+    path.write_text(yaml.safe_dump(old))
+    with pytest.raises(ConfigError, match="damaged"):
+        compose.read(path)
 
 
 @pytest.mark.parametrize(

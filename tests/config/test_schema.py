@@ -14,7 +14,6 @@ def test_every_number_has_a_range():
         if not meta:
             assert key.rpartition(".")[2] in {
                 *(
-                    "learned_positions",
                     "target_space",
                     "zero_start",
                     "compile",
@@ -24,6 +23,7 @@ def test_every_number_has_a_range():
                     "output",
                     "prepared",
                     "params_millions",
+                    "where",
                     "source",
                 ),
                 *(f"{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")),
@@ -55,10 +55,3 @@ def test_the_meaning_of_a_run_holds_exactly_those_keys_with_their_values():
 def test_a_misspelt_key_is_answered_with_the_nearest(key):
     assert schema.nearest(key).startswith("did you mean ")
     assert "--cfg job" in schema.nearest("qqqqqq")
-
-
-@pytest.mark.parametrize("words", [("decoding.precision=bf16",), ("hardware.precision=64-true",), ("hardware=gpu",)])
-def test_decoding_is_compiled_for_32_bits_on_a_cpu_only(words):
-    compose.compose_row(*words)
-    with pytest.raises(schema.ConfigError, match=r"^decoding\.compile=true: is for .* use false$"):
-        compose.compose_row("decoding.compile=true", *words)

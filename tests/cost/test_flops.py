@@ -17,7 +17,7 @@ from aiayn.paper.transformer import Transformer
 VOCAB, SOURCE, TARGET = 101, 11, 7
 SENTENCES = 64  # of one length on each side, and whole blocks of tokens: nothing is padded
 TOKENS = {"source_tokens": SENTENCES * SOURCE, "target_tokens": SENTENCES * TARGET}
-SIZES = schema.Model(2, d_model=26, d_ff=43, num_heads=3, d_k=5, d_v=17, dropout=0.0, learned_positions=False)
+SIZES = schema.Model(2, d_model=26, d_ff=43, num_heads=3, d_k=5, d_v=17, dropout=0.0)
 
 
 def counted() -> int:

@@ -227,7 +227,7 @@ def test_safetensors_hold_every_weight_to_the_bit(exported):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["experiment=e_learned_positions"], "model.learned_positions=true: Marian has sinusoids only"),
+        (["experiment=e_learned_positions"], "model.positions=learned: Marian has sinusoids only"),
         (["model.d_k=1000"], "which cannot hold this row"),
         (["model.num_heads=3"], "which cannot hold this row"),
     ],

@@ -22,9 +22,9 @@ from aiayn.paper.incremental_decoding import IncrementalDecoder
 
 
 @DECODERS
-@pytest.mark.parametrize("learned_positions", [False, True])
-def test_one_token_at_a_time_equals_all_at_once(learned_positions: bool, kind: str) -> None:
-    model = in_its_precision(transformer(learned_positions=learned_positions), kind)
+@pytest.mark.parametrize("positions", ["sinusoids", "learned"])
+def test_one_token_at_a_time_equals_all_at_once(positions: str, kind: str) -> None:
+    model = in_its_precision(transformer(positions=positions), kind)
     target = [[8, 4, 6, 10, 9, 5, 7, 11, EOS]] * len(SOURCES)  # beyond max_length, too
     expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
     decoding = decoder(model, kind).start(*pack(SOURCES))

@@ -11,7 +11,7 @@ from aiayn.paper.transformer import Transformer
 
 
 def test_the_feed_forward_network_starts_glorot_uniform_with_biases_of_zero() -> None:
-    model = Transformer(**{**SIZES, "d_model": 46, "d_ff": 97}, learned_positions=False, max_length=7, vocab_size=VOCAB)
+    model = Transformer(**{**SIZES, "d_model": 46, "d_ff": 97}, positions="sinusoids", max_length=7, vocab_size=VOCAB)
     for layer in (*model.encoder, *model.decoder):
         for linear in (layer.feed_forward[0], layer.feed_forward[2]):
             assert linear.weight.detach().abs().max().item() == pytest.approx(math.sqrt(6 / (46 + 97)), rel=0.01)
@@ -37,7 +37,7 @@ def test_sinusoids_grow_with_the_sentences_and_are_no_part_of_a_checkpoint() -> 
 def test_an_odd_d_model_has_no_sinusoids() -> None:
     with pytest.raises(ValueError, match=r"model\.d_model is 15.*make it even"):
         transformer(d_model=15)
-    transformer(d_model=15, learned_positions=True)
+    transformer(d_model=15, positions="learned")
 
 
 def test_learned_positions_beyond_the_table_share_its_last_row() -> None:

@@ -128,7 +128,7 @@ def test_every_source_token_changes_every_logit_of_its_sentence_and_no_other(att
 @WAYS
 def test_the_gradient_of_every_parameter_equals_finite_differences(attach: Attach) -> None:
     sizes = {"num_layers": 1, "d_model": 4, "d_ff": 5, "num_heads": 2, "d_k": 2, "d_v": 3}
-    model = transformer(attach, **sizes, vocab_size=15, learned_positions=True)
+    model = transformer(attach, **sizes, vocab_size=15, positions="learned")
     names, parameters = zip(*_Loss(model).named_parameters(), strict=True)
 
     def loss(*values: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def test_source_target_and_softmax_share_one_embedding(attach: Attach) -> None:
 
 
 def test_embeddings_start_with_the_standard_deviation_that_sqrt_d_model_undoes() -> None:
-    model = Transformer(**{**SIZES, "d_model": 64}, learned_positions=True, max_length=101, vocab_size=211)
+    model = Transformer(**{**SIZES, "d_model": 64}, positions="learned", max_length=101, vocab_size=211)
     for weight in (model.embedding.weight, model.source_positions.weight, model.target_positions.weight):
         assert weight.detach().std().item() == pytest.approx(1 / 8, rel=0.03)
         assert abs(weight.detach().mean().item()) < 0.01
@@ -172,7 +172,7 @@ def test_embeddings_start_with_the_standard_deviation_that_sqrt_d_model_undoes()
 
 def test_the_same_seed_gives_the_same_model() -> None:
     first, second, third = (
-        (torch.manual_seed(seed), Transformer(**SIZES, learned_positions=True, max_length=7, vocab_size=VOCAB))[1]
+        (torch.manual_seed(seed), Transformer(**SIZES, positions="learned", max_length=7, vocab_size=VOCAB))[1]
         for seed in (5, 5, 6)
     )
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
@@ -181,7 +181,7 @@ def test_the_same_seed_gives_the_same_model() -> None:
 
 @WAYS
 def test_learned_positions_replace_the_sinusoids_on_both_sides(attach: Attach) -> None:
-    model, given = transformer(attach, learned_positions=True), batch()
+    model, given = transformer(attach, positions="learned"), batch()
     before = model(given)
     for positions in (model.source_positions, model.target_positions):
         with torch.no_grad():
@@ -250,7 +250,7 @@ def test_the_rows_of_table_3_have_the_paper_s_millions_of_parameters(
 ) -> None:
     base = {"num_layers": 6, "d_model": 512, "d_ff": 2048, "num_heads": 8, "d_k": 64, "d_v": 64, "dropout": 0.1}
     with torch.device("meta"):
-        model = Transformer(**{**base, **changes}, learned_positions=False, max_length=256, vocab_size=40960)
+        model = Transformer(**{**base, **changes}, positions="sinusoids", max_length=256, vocab_size=40960)
     count = sum(parameter.numel() for parameter in model.parameters())
     assert round(count / 1e6) == paper
     # The released code has 32 more vectors, for the "target space", which the paper does not have

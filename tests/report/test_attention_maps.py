@@ -22,7 +22,7 @@ from aiayn.report.attention_maps import KINDS, weights_of
 def model(attach: Attach) -> Transformer:
     torch.manual_seed(5)
     sizes = {"num_layers": 2, "d_model": 22, "d_ff": 29, "num_heads": 3, "d_k": 5, "d_v": 7}
-    return attach(Transformer(**sizes, dropout=0.1, learned_positions=False, max_length=31, vocab_size=37))
+    return attach(Transformer(**sizes, dropout=0.1, positions="sinusoids", max_length=31, vocab_size=37))
 
 
 @pytest.fixture

@@ -230,7 +230,7 @@ def test_the_table_has_all_rows_in_the_papers_order_and_groups() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("model.d_k", 63), ("training.max_steps", 5), ("model.learned_positions", True), ("scale.batch", 0.5)),
+        *(("model.d_k", 63), ("training.max_steps", 5), ("model.positions", "learned"), ("scale.batch", 0.5)),
         *(("fidelity.zero_start", True), ("decoding.beam_size", 5), ("decoding.precision", "int8")),
     ],
 )
@@ -241,6 +241,29 @@ def test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted(swe
     line = table(RUN, read_runs(sweep)).lines[1]
     assert (line.status, line.finished) == ("stale", [])
     assert f"{key} was {value}, is " in line.notes[0][2]
+
+
+def as_before(found: dict[str, Any], learned: bool = False) -> dict[str, Any]:
+    """The result as it was written before a model had parts to choose among."""
+    model = {key: found["config"]["model"][key] for key in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v")}
+    model |= {"dropout": found["config"]["model"]["dropout"], "learned_positions": learned}
+    config = {key: value for key, value in found["config"].items() if key != "published"}
+    return {**found, "config": {**config, "model": model}}
+
+
+@pytest.mark.parametrize("row", compose.ROWS)
+def test_a_result_of_before_counts_as_what_it_was(sweep: Path, row: str) -> None:
+    learned, trained = row == "e_learned_positions", dataclasses.replace(compose.row(row, RUN), seed=1)
+    put(sweep, row, 1, as_before(result(row), learned))
+    (run,) = read_runs(sweep)
+    assert records.changed(schema.meaning(trained), run.result) == []
+    line = next(line for line in table(RUN, [run]).lines if line.name == row)
+    assert (line.status, len(line.finished)) == ("finished", 1)
+    put(sweep, row, 1, as_before(result(row), not learned))  # control
+    (run,) = read_runs(sweep)
+    assert [key for key, _, _ in records.changed(schema.meaning(trained), run.result)] == ["model.positions"]
+    line = next(line for line in table(RUN, [run]).lines if line.name == row)
+    assert (line.status, line.finished) == ("stale", [])
 
 
 def test_a_half_done_run_is_measured_against_the_steps_of_its_scale(sweep: Path) -> None:

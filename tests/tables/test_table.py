@@ -63,7 +63,7 @@ def test_a_row_has_the_parameters_that_its_own_sizes_give(sweep):
         attention = 2 * (d * keys + keys) + (d * values + values) + (values * d + d)
         feed_forward = d * wide + wide + wide * d + d
         layer_pair = 3 * attention + 2 * feed_forward + 5 * 2 * d
-        positions = 2 * found["config"]["data"]["max_length"] * d if model["learned_positions"] else 0
+        positions = 2 * found["config"]["data"]["max_length"] * d if model["positions"] == "learned" else 0
         assert found["params"] == pieces * d + positions + model["num_layers"] * layer_pair, row
     assert len({result(folder, row)["params"] for row in compose.ROWS}) > 5  # control: the rows do differ
 

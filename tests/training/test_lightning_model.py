@@ -54,7 +54,7 @@ def module(dropout: float = 0.0, **changes: float) -> LightningTransformer:
     torch.manual_seed(13)
     model = Transformer(
         num_layers=2, d_model=D_MODEL, d_ff=23, num_heads=2, d_k=3, d_v=5, dropout=dropout,
-        learned_positions=False, max_length=600, vocab_size=VOCAB,
+        positions="sinusoids", max_length=600, vocab_size=VOCAB,
     )  # fmt: skip
     recipe = {"learning_rate_factor": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.98, "adam_epsilon": 1e-9}
     recipe |= {"warmup_steps": WARMUP, "label_smoothing": SMOOTHING, **changes}

@@ -16,7 +16,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aiayn.config.schema import ROWS, Config, ConfigError, Scale, checked, in_range, nearest
+from aiayn.config.checks import checked, in_range
+from aiayn.config.schema import BEYOND, ROWS, Config, ConfigError, Scale, nearest
 
 
 def register() -> None:
@@ -54,10 +55,21 @@ def read(path: Path) -> Config:
         # Written resolved; what is read here must not look into this process's environment
         if any("${" in str(value) for _, value in _flat(plain)):
             raise ConfigError("it holds an interpolation")
-        return checked(_typed(plain))
+        return checked(_typed(as_now(plain)))
     except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         cause = " ".join(str(error).split())[:300]
         raise ConfigError(f"{path} is damaged: {cause}; delete that folder, or put the file back") from error
+
+
+def as_now(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration with the keys of today: one that it lacks has the value that was the only one then."""
+    model = stored.get("model")
+    if not isinstance(model, dict) or "learned_positions" not in model:
+        return stored
+    sizes = {key: value for key, value in model.items() if key != "learned_positions"}
+    positions = "learned" if model["learned_positions"] else "sinusoids"
+    parts = {"kind": "transformer", "positions": positions, "scores": "scaled", "residual": "connections"}
+    return {**stored, "model": {**sizes, **parts}}
 
 
 def to_yaml(config: Config) -> str:
@@ -77,8 +89,13 @@ def compose_row(*overrides: str) -> Config:
 @cache
 def rows(fidelity: str = "paper") -> dict[str, Config]:
     """The 20 rows at the paper's own scale, in the paper's order."""
-    base = compose_row("scale=paper", f"fidelity={fidelity}")
-    return {name: checked(unscaled(name, base)) for name in ROWS}
+    return _unscaled_rows(ROWS, fidelity)
+
+
+@cache
+def rows_beyond(fidelity: str = "paper") -> dict[str, Config]:
+    """The rows beyond Table 3 at the paper's own scale, base before them."""
+    return _unscaled_rows(("base", *BEYOND), fidelity)
 
 
 @cache
@@ -154,6 +171,11 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
+def _unscaled_rows(names: tuple[str, ...], fidelity: str) -> dict[str, Config]:
+    base = compose_row("scale=paper", f"fidelity={fidelity}")
+    return {name: checked(unscaled(name, base)) for name in names}
+
+
 def unscaled(name: str, like: Config) -> Config:
     """The row as the files have it, unscaled; data, scale and hardware as in `like`, and fidelity by its name."""
     return dataclasses.replace(like, experiment=name, **_own_sections(name, like.fidelity.name))
@@ -165,9 +187,9 @@ def _own_sections(name: str, fidelity: str) -> dict[str, Any]:
     chosen = {"fidelity": known.get(fidelity, known["paper"])}
     parts = (_read_folder("conf")["config"], chosen, _read_folder("experiments")[name])
     whole = cast(DictConfig, OmegaConf.merge(*parts))
-    own = OmegaConf.masked_copy(whole, ["model", "training", "decoding", "paper", "fidelity"])
-    typed = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), own))
-    return {str(key): OmegaConf.to_object(typed[key]) for key in own}
+    own = ["model", "training", "decoding", "paper", "published", "fidelity"]
+    typed = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.masked_copy(whole, own)))
+    return {key: OmegaConf.to_object(typed[key]) for key in own}
 
 
 @cache

@@ -15,6 +15,11 @@ ROWS = (
     *("c_n2", "c_n4", "c_n8", "c_dmodel256", "c_dmodel1024", "c_dff1024", "c_dff4096"),
     *("d_dropout00", "d_dropout02", "d_smoothing00", "d_smoothing02", "e_learned_positions", "big"),
 )
+# Beyond Table 3: the Transformer with one part changed (f), and the systems before it (s).
+BEYOND = (
+    *("f_no_positions", "f_relative_positions", "f_no_residual", "f_no_residual_positions"),
+    *("f_unscaled", "f_additive", "s_rnn", "s_rnn_attention"),
+)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -24,6 +29,10 @@ class ConfigError(ValueError):
 
 def _number(low: float, high: float = math.inf, *, below: float = math.inf) -> Any:
     return field(default=MISSING, metadata={"low": low, "high": high, "below": below})
+
+
+def _optional(low: float, high: float = math.inf) -> Any:
+    return field(default=None, metadata={"low": low, "high": high, "below": math.inf})
 
 
 def _one_of(*choices: str) -> Any:
@@ -36,7 +45,7 @@ def _name() -> Any:
 
 @dataclass
 class Model:
-    """Section 3: the sizes of the Transformer."""
+    """Section 3: the sizes of the Transformer, and which of its parts are not the paper's."""
 
     num_layers: int = _number(1, 64)
     d_model: int = _number(2, 65536)
@@ -45,7 +54,16 @@ class Model:
     d_k: int = _number(1, 65536)
     d_v: int = _number(1, 65536)
     dropout: float = _number(0.0, below=1.0)
-    learned_positions: bool = MISSING
+    kind: str = _one_of("transformer", "rnn", "rnn_attention")
+    positions: str = _one_of("sinusoids", "learned", "relative", "none")
+    scores: str = _one_of("scaled", "dot", "additive")
+    residual: str = _one_of("connections", "none", "positions")
+
+    @property
+    def in_table3(self) -> bool:
+        """Whether its parts are those of Table 3: only such a model has faster ways than the plain one."""
+        parts = (self.kind, self.scores, self.residual) == ("transformer", "scaled", "connections")
+        return parts and self.positions in ("sinusoids", "learned")
 
 
 @dataclass
@@ -173,11 +191,20 @@ class Plan:
 
 @dataclass
 class Paper:
-    """The row's own figures in Table 3."""
+    """The row's own figures in Table 3; none for a row beyond it."""
 
-    ppl: float = _number(1.0)
-    bleu: float = _number(0.0, 100.0)
+    ppl: float | None = _optional(1.0)
+    bleu: float | None = _optional(0.0, 100.0)
     params_millions: int | None = None
+
+
+@dataclass
+class Published:
+    """Figures that others published for such a model, where, and under which conditions."""
+
+    ppl: float | None = _optional(1.0)
+    bleu: float | None = _optional(0.0, 100.0)
+    where: str = ""
 
 
 @dataclass
@@ -197,6 +224,7 @@ class Config:
     bench: Bench = field(default_factory=Bench)
     plan: Plan = field(default_factory=Plan)
     paper: Paper = field(default_factory=Paper)
+    published: Published = field(default_factory=Published)
     output: str = MISSING
     prepared: str = MISSING
     tokenizer: str = _one_of("sentencepiece", "paper")
@@ -213,7 +241,7 @@ MEANING = PATHS | frozenset(
         *("experiment", "seed", "tokenizer"),
         "hardware.precision",  # bfloat16 keeps 8 bits of a product's factors, and 64 bits move every weight
         *(f"model.{key}" for key in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout")),
-        "model.learned_positions",
+        *(f"model.{key}" for key in ("kind", "positions", "scores", "residual")),
         *(f"fidelity.{key}" for key in ("name", "sinusoids", "target_space", "zero_start", "embedding_rows")),
         *(f"training.{key}" for key in ("max_steps", "warmup_steps", "tokens_per_update", "label_smoothing")),
         *(f"training.{key}" for key in ("learning_rate_factor", "adam_beta1", "adam_beta2", "adam_epsilon")),
@@ -242,6 +270,7 @@ HARMLESS = frozenset(
         *(f"bench.{key}" for key in ("kind", "mean_length", "updates", "rounds", "seconds", "output")),
         *(f"plan.{key}" for key in ("gpu", "gpus", "efficiency", "price_per_hour")),
         *(f"paper.{key}" for key in ("ppl", "bleu", "params_millions")),
+        *(f"published.{key}" for key in ("ppl", "bleu", "where")),
         *("output", "prepared", "split", "average", "format"),
     }
 )
@@ -250,60 +279,6 @@ HARMLESS = frozenset(
 def meaning(config: Config) -> dict[str, Any]:
     """What the run's numbers depend on: each dotted key with its value."""
     return {key: value for key, value, _ in leaves(config) if key in MEANING}
-
-
-def checked(config: Config) -> Config:
-    """The same config, every value inside its range; ConfigError names the first that is not."""
-    in_range(config)
-    if config.experiment not in ROWS:
-        raise ConfigError(f"experiment={config.experiment!r}: must be one of {', '.join(ROWS)}")
-    if config.model.d_model % 2:
-        raise ConfigError(
-            f"model.d_model={config.model.d_model}: must be even (sinusoids come in pairs); change it or scale.width"
-        )
-    if 0 < config.fidelity.embedding_rows < config.data.vocab_size:
-        raise ConfigError(
-            f"fidelity.embedding_rows={config.fidelity.embedding_rows}: must be at least"
-            f" data.vocab_size={config.data.vocab_size}, or 0 for as many rows as pieces"
-        )
-    if config.training.tokens_per_update < config.data.max_length:
-        raise ConfigError(
-            f"training.tokens_per_update={config.training.tokens_per_update}: must be at least"
-            f" data.max_length={config.data.max_length}, so that every sentence fits; change one or scale.batch"
-        )
-    if config.hardware.tokens_per_micro_batch < config.data.max_length:
-        raise ConfigError(
-            f"hardware.tokens_per_micro_batch={config.hardware.tokens_per_micro_batch}: must be at least"
-            f" data.max_length={config.data.max_length}"
-        )
-    if config.hardware.compile and config.hardware.accelerator == "cpu":
-        raise ConfigError("hardware.compile=true: must be false on a CPU, whose own way torch cannot compile")
-    if config.decoding.precision != "full" and config.hardware.precision == "64-true":
-        raise ConfigError(
-            f"decoding.precision={config.decoding.precision}: must be full with hardware.precision=64-true"
-        )
-    if config.decoding.compile and config.hardware.accelerator == "gpu":
-        raise ConfigError("decoding.compile=true: is for a CPU; on a GPU use false")
-    if config.decoding.compile and (config.decoding.precision == "bf16" or config.hardware.precision == "64-true"):
-        raise ConfigError("decoding.compile=true: is for 32 bits; with decoding.precision=bf16 or 64-true use false")
-    return config
-
-
-def in_range(config: Config) -> Config:
-    """The same config when every value stands in its own range, whatever the others are; otherwise ConfigError."""
-    for key, value, meta in leaves(config):
-        if "choices" in meta and value not in meta["choices"]:
-            raise ConfigError(f"{key}={value!r}: must be one of {', '.join(meta['choices'])}")
-        if "name" in meta and not NAME.fullmatch(value):
-            raise ConfigError(
-                f"{key}={value!r}: must be 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit"
-            )
-        if "low" in meta and value is not None and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
-            upper = f"below {meta['below']:g}" if meta["below"] < math.inf else f"at most {meta['high']:g}"
-            raise ConfigError(
-                f"{key}={value}: must be at least {meta['low']:g}" + (f" and {upper}" if "inf" not in upper else "")
-            )
-    return config
 
 
 def leaves(part: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -28,9 +28,10 @@ Split = Literal["dev", "test"]
 def build(config: Config, vocab_size: int) -> Transformer:
     """The row's Transformer, initialised from its seed."""
     torch.manual_seed(config.seed)
-    fidelity = config.fidelity
+    fidelity, sizes = config.fidelity, dataclasses.asdict(config.model)
+    assert config.model.in_table3
     model = Transformer(
-        **dataclasses.asdict(config.model),
+        **{key: value for key, value in sizes.items() if key not in ("kind", "scores", "residual")},
         max_length=config.data.max_length,
         vocab_size=fidelity.rows(vocab_size),
         sinusoids_in_halves=fidelity.sinusoids == "halves",

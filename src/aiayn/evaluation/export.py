@@ -151,7 +151,7 @@ def marian(model: Transformer) -> Any:
     feed_forward = model.encoder[0].feed_forward
     if isinstance(model.source_positions, LearnedPositions):
         raise ConfigError(
-            "model.learned_positions=true: Marian has sinusoids only; format=ctranslate2 and format=safetensors can"
+            "model.positions=learned: Marian has sinusoids only; format=ctranslate2 and format=safetensors can"
         )
     projected = {
         name: standard_projections(module)
@@ -254,7 +254,9 @@ def main(config: Config) -> None:
     folder = run_folder / f"export-{config.format}"
     export(model, dataset.tokenizer.pieces, config.format, folder)
     storage.write_bytes(folder / "tokenizer.model", (dataset.folder / "tokenizer.model").read_bytes())
-    sizes = {**dataclasses.asdict(config.model), "max_length": config.data.max_length}
+    parts = ("kind", "scores", "residual")
+    sizes = {key: value for key, value in dataclasses.asdict(config.model).items() if key not in parts}
+    sizes["max_length"] = config.data.max_length
     storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.pieces)})
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     print(f"to use it: {USE[config.format]}")

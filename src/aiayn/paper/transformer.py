@@ -27,7 +27,7 @@ class Transformer(nn.Module):
         d_k: int,
         d_v: int,
         dropout: float,
-        learned_positions: bool,
+        positions: str,
         max_length: int,
         vocab_size: int,
         sinusoids_in_halves: bool = False,
@@ -42,7 +42,7 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(vocab_size, d_model)
         # Paper: silent on row E's tables; one for each side, as the released code had them later
         self.source_positions, self.target_positions = (
-            LearnedPositions(max_length, d_model) if learned_positions else Sinusoids(d_model, sinusoids_in_halves)
+            LearnedPositions(max_length, d_model) if positions == "learned" else Sinusoids(d_model, sinusoids_in_halves)
             for _ in range(2)
         )
         self.source_dropout, self.target_dropout = Dropout(dropout), Dropout(dropout)

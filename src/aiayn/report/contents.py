@@ -148,7 +148,7 @@ def _translations(folder: Path) -> list[str]:
 
 def _learned(table: Table, folder: Path) -> dict[str, Any]:
     """The positional vectors that the first finished run of row E has learned."""
-    row = next(line for line in table.lines if line.config.model.learned_positions)
+    row = next(line for line in table.lines if line.config.model.positions == "learned")
     for run in row.runs:
         if run.result is None:
             continue

@@ -38,7 +38,7 @@ NAMES = {
     "minutes": "minutes of training",
 }
 # (label of the axis, key of the result, field of the paper's figures, whether differences are of logarithms)
-_METRICS = (("PPL", "dev.ppl", "ppl", True), ("BLEU", "dev.bleu.paper", "bleu", False))
+_METRICS = (("PPL", "dev.ppl", True), ("BLEU", "dev.bleu.paper", False))
 _PAPER = "#b3541e"
 _SUPTITLE: Any = {"fontsize": 10, "x": 0.01, "horizontalalignment": "left"}
 _LENGTH_BUCKETS = 6
@@ -104,9 +104,9 @@ def group(table: Table, letter: str) -> Figure:
     if letter in ("(A)", "(B)"):  # which vary one size, base's among its values
         lines.sort(key=_sizes)
     figure, both = _figure(*_TALL, 2, across=False)
-    for axes, (name, key, field, logarithm) in zip(both, _METRICS, strict=True):
+    for axes, (name, key, logarithm) in zip(both, _METRICS, strict=True):
         relative = not table.comparable
-        theirs = {line.name: float(getattr(line.config.paper, field)) for line in table.lines}
+        theirs = {line.name: line.papers(name) for line in table.lines}
         ours = {line.name: [float(look_up(result, key)) for result in line.finished] for line in table.lines}
         for place, line in enumerate(lines):
             paper = _effect(theirs[line.name], theirs["base"], logarithm) if relative else theirs[line.name]
@@ -130,11 +130,9 @@ def ranks(table: Table, metric: Metric) -> Figure:
     """Our figure of each row against the paper's, and their rank correlation."""
     figure, axes = _figure(*_NARROW)
     shades = colours(table)
-    name, key, field, _ = next(found for found in _METRICS if found[0] == metric)
+    name, key, _ = next(found for found in _METRICS if found[0] == metric)
     points = {
-        line.name: (float(getattr(line.config.paper, field)), found.mean)
-        for line in table.lines
-        if (found := line.measured(key)) is not None
+        line.name: (line.papers(name), found.mean) for line in table.lines if (found := line.measured(key)) is not None
     }
     for row, point in points.items():
         axes.plot(*point, "o", color=shades[row], markersize=5, gid=f"{ROW}{row}:")

@@ -178,7 +178,7 @@ def _shade(table: Table, column: Column, line: Line) -> str:
     own, base, spread = line.measured(key), table.base.measured(key), _spread(table, line, key)
     if own is None or base is None or not spread or (line is table.base and not table.comparable):
         return ""
-    paper = line.config.paper.ppl if column.group == "PPL" else line.config.paper.bleu
+    paper = line.papers(column.group)
     gain = (own.mean - (paper if table.comparable else base.mean)) * better / spread
     return "" if abs(gain) < 1 else f"{'up' if gain > 0 else 'down'}{1 if abs(gain) < 2 else 2 if abs(gain) < 4 else 3}"
 

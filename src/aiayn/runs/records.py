@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from aiayn.config import compose
 from aiayn.core import storage
-from aiayn.config.schema import MEANING, PATHS, Config, Scale
+from aiayn.config.schema import MEANING, PATHS, Config, Paper, Scale
 
 SCHEMA = 1
 RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"
@@ -76,6 +76,8 @@ def read_result(path: Path) -> dict[str, Any]:
     result = _read_json(path)
     if result.get("schema") != SCHEMA or result.get("status") != "finished":
         raise ValueError(f"{path.name}: not a finished result of schema {SCHEMA}")
+    if isinstance(result.get("config"), dict):
+        result["config"] = compose.as_now(result["config"])
     shared = (str | int, [place_in_result(key) for key in SHARED])
     for kind, keys in ((dict, _TABLES), (str, _TEXTS), (int, _COUNTS), (int | float, _NUMBERS), shared):
         for key in keys:
@@ -115,8 +117,9 @@ def row_line(config: Config, run: Run) -> str:
     ppl, bleu = (
         number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
     )
-    paper = config.paper if comparable(config.scale, dataclasses.asdict(config.data)) else None
-    their_ppl, their_bleu = (f" (paper {paper.ppl:.2f})", f" (paper {paper.bleu:.1f})") if paper else ("", "")
+    paper = config.paper if comparable(config.scale, dataclasses.asdict(config.data)) else Paper()
+    their_ppl = f" (paper {paper.ppl:.2f})" if paper.ppl is not None else ""
+    their_bleu = f" (paper {paper.bleu:.1f})" if paper.bleu is not None else ""
     return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"
 
 

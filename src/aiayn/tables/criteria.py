@@ -225,5 +225,5 @@ def main(run: Config) -> None:
     table = table3.table(run, records.read_runs(folder))
     found = behaviours(table, folder, run.seed)
     if not found:
-        raise ConfigError(f"seed={run.seed}: no row is finished in {folder}; train with `-m 'experiment=glob(*)'`")
+        raise ConfigError(f"seed={run.seed}: no row is finished in {folder}; train with `-cn table3`")
     print(text(found, {line.name: line.trained for line in table.lines}))

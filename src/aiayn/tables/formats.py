@@ -174,7 +174,7 @@ def _csv(table: Table) -> str:
     for line in table.lines:
         config = line.config
         record = {"row": line.name, **{key: getattr(getattr(config, section), key) for _, section, key in DEFINITION}}
-        record |= {"learned_positions": config.model.learned_positions}
+        record |= {"learned_positions": config.model.positions == "learned"}
         record |= {f"paper_{key}": value for key, value in dataclasses.asdict(config.paper).items()}
         record |= {"status": line.status, "seeds": " ".join(str(run.seed) for run in line.runs if run.result)}
         for key in keys:

@@ -100,8 +100,8 @@ class Ladder:
 
 def papers_effect(line: Line, base: Line, metric: Metric) -> Effect:
     """The effect in the paper's own figures, at the compute of the paper's own training."""
-    own, theirs = line.config.paper, base.config.paper
-    value = math.log(own.ppl / theirs.ppl) if metric == "PPL" else own.bleu - theirs.bleu
+    own, theirs = line.papers(metric), base.papers(metric)
+    value = math.log(own / theirs) if metric == "PPL" else own - theirs
     return Effect(value, None, papers_compute(line))
 
 

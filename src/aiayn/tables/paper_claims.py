@@ -150,7 +150,7 @@ def rank_correlation(table: Table, metric: Metric) -> Correlation | None:
     """Spearman's rho between the paper's figures and ours over the finished rows; None below `MIN_ROWS` of them."""
     finished = [line for line in table.lines if line.finished]
     return correlation(
-        [line.config.paper.ppl if metric == "PPL" else line.config.paper.bleu for line in finished],
+        [line.papers(metric) for line in finished],
         [[float(look_up(result, KEYS[metric])) for result in line.finished] for line in finished],
     )
 
@@ -241,10 +241,8 @@ def _p_values(hypothesis: Hypothesis, found: Rise) -> tuple[float, float]:
 
 def paper_effect(hypothesis: Hypothesis, lines: Mapping[str, Line]) -> float:
     """The rise in the paper's own figures."""
-    figures = {row: lines[row].config.paper for row in hypothesis.rows}
-    quality = {
-        row: found.bleu if hypothesis.metric == "BLEU" else -math.log(found.ppl) for row, found in figures.items()
-    }
+    figures = {row: lines[row].papers(hypothesis.metric) for row in hypothesis.rows}
+    quality = {row: found if hypothesis.metric == "BLEU" else -math.log(found) for row, found in figures.items()}
     return sum(weight * quality[row] for row, weight in hypothesis.weights(lines).items())
 
 

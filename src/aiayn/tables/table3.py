@@ -53,6 +53,12 @@ class Line:
         """The paper's letter for the row's group; base and big stand alone."""
         return row_group(self.name)
 
+    def papers(self, metric: str) -> float:
+        """The row's own figure in Table 3, `PPL` or `BLEU`."""
+        value = self.config.paper.ppl if metric == "PPL" else self.config.paper.bleu
+        assert value is not None, f"{self.name} is no row of Table 3"
+        return value
+
     @property
     def finished(self) -> list[dict[str, Any]]:
         """The results that count, one for each finished seed."""

@@ -104,7 +104,7 @@ def test_where_the_kernel_does_not_suit_all_but_attention_compiles_once() -> Non
 def test_in_bfloat16_loss_and_gradients_stay_near_those_in_float32() -> None:
     torch.manual_seed(3)
     sizes = {**SIZES, "d_model": 122, "d_ff": 509, "d_k": 31, "d_v": 37}
-    model = accelerate(Transformer(**sizes, learned_positions=False, max_length=13, vocab_size=211).train())
+    model = accelerate(Transformer(**sizes, positions="sinusoids", max_length=13, vocab_size=211).train())
     draw = random.Random(7)  # enough tokens for their rounding errors to cancel
     sources = [[*(draw.randint(4, 210) for _ in range(draw.randint(1, 12))), EOS] for _ in range(97)]
     given = batch(sources, [[*(token * 7 % 197 + 4 for token in source[:-1]), EOS] for source in sources])
@@ -122,9 +122,7 @@ def test_in_bfloat16_loss_and_gradients_stay_near_those_in_float32() -> None:
     assert 0 < (near_gradient - gradient).norm() / gradient.norm() < 2e-2
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"learned_positions": True}, {"zero_start": True, "target_space": True}], ids=str
-)
+@pytest.mark.parametrize("changes", [{}, {"positions": "learned"}, {"zero_start": True, "target_space": True}], ids=str)
 def test_logits_and_gradients_equal_the_paper_s_own(changes: dict[str, bool]) -> None:
     given, found = batch(), []
     for attach in (lambda model: model, accelerate):

@@ -1,0 +1,86 @@
+"""What the values of a run have to satisfy, each alone and together."""
+
+import math
+
+from aiayn.config.schema import BEYOND, NAME, ROWS, Config, ConfigError, Model, leaves
+
+
+def checked(config: Config) -> Config:
+    """The same config, every value inside its range; ConfigError names the first that is not."""
+    in_range(config)
+    if config.experiment not in ROWS + BEYOND:
+        raise ConfigError(f"experiment={config.experiment!r}: must be one of {', '.join(ROWS + BEYOND)}")
+    _parts_suit(config.model)
+    if config.model.d_model % 2:
+        raise ConfigError(
+            f"model.d_model={config.model.d_model}: must be even (sinusoids come in pairs); change it or scale.width"
+        )
+    if 0 < config.fidelity.embedding_rows < config.data.vocab_size:
+        raise ConfigError(
+            f"fidelity.embedding_rows={config.fidelity.embedding_rows}: must be at least"
+            f" data.vocab_size={config.data.vocab_size}, or 0 for as many rows as pieces"
+        )
+    if config.training.tokens_per_update < config.data.max_length:
+        raise ConfigError(
+            f"training.tokens_per_update={config.training.tokens_per_update}: must be at least"
+            f" data.max_length={config.data.max_length}, so that every sentence fits; change one or scale.batch"
+        )
+    if config.hardware.tokens_per_micro_batch < config.data.max_length:
+        raise ConfigError(
+            f"hardware.tokens_per_micro_batch={config.hardware.tokens_per_micro_batch}: must be at least"
+            f" data.max_length={config.data.max_length}"
+        )
+    if config.hardware.compile and config.hardware.accelerator == "cpu":
+        raise ConfigError("hardware.compile=true: must be false on a CPU, whose own way torch cannot compile")
+    for key, compiled in (("hardware", config.hardware.compile), ("decoding", config.decoding.compile)):
+        if compiled and not config.model.in_table3:
+            raise ConfigError(f"{key}.compile=true: only the parts of Table 3 can be compiled; use false")
+    if config.decoding.precision != "full" and config.hardware.precision == "64-true":
+        raise ConfigError(
+            f"decoding.precision={config.decoding.precision}: must be full with hardware.precision=64-true"
+        )
+    if config.decoding.compile and config.hardware.accelerator == "gpu":
+        raise ConfigError("decoding.compile=true: is for a CPU; on a GPU use false")
+    if config.decoding.compile and (config.decoding.precision == "bf16" or config.hardware.precision == "64-true"):
+        raise ConfigError("decoding.compile=true: is for 32 bits; with decoding.precision=bf16 or 64-true use false")
+    return config
+
+
+def in_range(config: Config) -> Config:
+    """The same config when every value stands in its own range, whatever the others are; otherwise ConfigError."""
+    for key, value, meta in leaves(config):
+        if "choices" in meta and value not in meta["choices"]:
+            raise ConfigError(f"{key}={value!r}: must be one of {', '.join(meta['choices'])}")
+        if "name" in meta and not NAME.fullmatch(value):
+            raise ConfigError(
+                f"{key}={value!r}: must be 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit"
+            )
+        if "low" in meta and value is not None and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
+            upper = f"below {meta['below']:g}" if meta["below"] < math.inf else f"at most {meta['high']:g}"
+            raise ConfigError(
+                f"{key}={value}: must be at least {meta['low']:g}" + (f" and {upper}" if "inf" not in upper else "")
+            )
+    return config
+
+
+def _parts_suit(model: Model) -> None:
+    """ConfigError names the first part that the others leave no room for."""
+    if model.kind != "transformer":
+        # The state of an LSTM is as wide as the embedding; attention to such states has one head of all of it
+        only = {"positions": "none", "scores": "dot", "residual": "none", "num_heads": 1}
+        only |= dict.fromkeys(("d_ff", "d_k", "d_v"), model.d_model)
+        for key, value in only.items():
+            if getattr(model, key) != value:
+                raise ConfigError(
+                    f"model.{key}={getattr(model, key)}: does not suit model.kind={model.kind};"
+                    f" use {value}, or experiment=s_{model.kind}, which has all that does"
+                )
+    if model.positions == "relative" and model.scores != "scaled":
+        raise ConfigError(
+            f"model.scores={model.scores}: model.positions=relative adds to scaled dot products; use scaled"
+        )
+    if model.residual == "positions" and model.positions not in ("sinusoids", "learned"):
+        raise ConfigError(
+            f"model.residual=positions: model.positions={model.positions} has no encoding to add to the input of a"
+            " layer; use model.positions=sinusoids or learned"
+        )

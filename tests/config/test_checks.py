@@ -1,0 +1,54 @@
+"""What does not suit is refused in one line that names the key, its value and the remedy."""
+
+import dataclasses
+
+import pytest
+
+from aiayn.config import checks, compose, schema
+
+
+@pytest.mark.parametrize("words", [("decoding.precision=bf16",), ("hardware.precision=64-true",), ("hardware=gpu",)])
+def test_decoding_is_compiled_for_32_bits_on_a_cpu_only(words):
+    compose.compose_row(*words)
+    with pytest.raises(schema.ConfigError, match=r"^decoding\.compile=true: is for .* use false$"):
+        compose.compose_row("decoding.compile=true", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("experiment=s_rnn model.num_heads=4", "model.num_heads=4: does not suit model.kind=rnn; use 1, or "),
+        ("experiment=s_rnn_attention model.residual=connections", "model.residual=connections: does not suit"),
+        (
+            "experiment=s_rnn_attention model.d_ff=2048",
+            "model.d_ff=512: does not suit model.kind=rnn_attention; use 128",
+        ),
+        ("model.kind=rnn", "model.positions=sinusoids: does not suit model.kind=rnn; use none, or experiment=s_rnn,"),
+        ("model.positions=relative model.scores=additive", "model.scores=additive: .* use scaled"),
+        ("model.positions=relative model.scores=dot", "model.scores=dot: .* use scaled"),
+        ("experiment=f_no_positions model.residual=positions", "model.residual=positions: .* use model.positions=sin"),
+        ("experiment=f_relative_positions model.residual=positions", "model.residual=positions: .* or learned$"),
+        (
+            "experiment=f_additive decoding.compile=true",
+            "decoding.compile=true: only the parts of Table 3 .* use false",
+        ),
+        ("experiment=f_no_residual hardware=gpu", "hardware.compile=true: only the parts of Table 3 .* use false"),
+        ("model.positions=true", "model.positions='True': must be one of sinusoids, learned, relative, none"),
+    ],
+)
+def test_a_part_that_does_not_suit_is_refused_in_one_line(words, line):
+    with pytest.raises(schema.ConfigError, match=line) as caught:
+        compose.compose_row(*words.split())
+    assert "\n" not in str(caught.value)
+
+
+def test_what_suits_is_not_refused():  # control
+    for words in ("experiment=s_rnn", "experiment=f_no_residual hardware=gpu hardware.compile=false", "hardware=gpu"):
+        compose.compose_row(*words.split())
+    compose.compose_row("model.positions=learned", "model.residual=positions")
+    compose.compose_row("model.positions=none", "model.scores=additive", "model.residual=none")
+
+
+def test_an_unknown_row_is_refused_with_the_names_of_all():
+    with pytest.raises(schema.ConfigError, match=r"must be one of base, .*, big, f_no_positions, .*, s_rnn_attention$"):
+        checks.checked(dataclasses.replace(compose.compose_row(), experiment="f_none"))
