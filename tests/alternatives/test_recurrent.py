@@ -2,17 +2,26 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import Command
 from models import BOS, EOS, SOURCES, TARGETS, VOCAB, batch, pack
 from torch import Tensor, nn
+from trained_runs import equal
 
 from aiayn.alternatives.recurrent import RecurrentDecoder, RecurrentModel
+from aiayn.config import compose
+from aiayn.config.schema import Config, ConfigError
+from aiayn.core import storage
 from aiayn.paper.batch import Batch
 from aiayn.paper.beam_search import beam_search
 from aiayn.paper.dropout import Dropout
 from aiayn.paper.loss import label_smoothed_cross_entropy
+from aiayn.training import train
+from aiayn.training.lightning_model import LightningTransformer
+from tests.test_resume import Cut, cut_in, load, same
 
 SIZES = {"num_layers": 2, "d_model": 14, "dropout": 0.1, "vocab_size": VOCAB}
 KINDS = pytest.mark.parametrize("attention", [False, True], ids=["fixed vector", "attention"])
@@ -283,3 +292,116 @@ def test_in_bf16_logits_and_gradients_stay_close_and_a_step_too(attention: bool)
     torch.testing.assert_close(logits.float(), expected, atol=0.1, rtol=0.05)
     torch.testing.assert_close(step[:, 0].float(), expected[given.target_offsets[:-1]], atol=0.1, rtol=0.05)
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
+
+
+def run_of(kind: str, digits: list[str], folder: Path) -> list[str]:
+    """Overrides for a run of eleven updates in two or three micro-batches each."""
+    sizes = ("model.num_layers=2", "model.d_model=16", "training.max_steps=11", "training.warmup_steps=4")
+    rest = ("training.tokens_per_update=93", "training.checkpoint_every=1", "hardware.tokens_per_micro_batch=41")
+    output = ("wandb.mode=disabled", f"output={folder}/runs")
+    return [*digits, f"experiment=s_{kind}", "scale=paper", *sizes, *rest, "training.dev_every=3", *output]
+
+
+def train_to_the_end(run: Config, folder: Path) -> Path:
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
+    train.train(run, folder)
+    return folder
+
+
+KINDS_OF_ROWS = pytest.mark.parametrize("kind", ["rnn", "rnn_attention"])
+
+
+@KINDS_OF_ROWS
+def test_a_run_that_is_killed_ends_with_the_bits_of_one_that_is_not(
+    kind: str, digits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: None
+) -> None:
+    run = compose.compose_row(*run_of(kind, digits, tmp_path))
+    whole = train_to_the_end(run, tmp_path / "whole")
+    for update in (3, 8):
+        with monkeypatch.context() as patch:
+            cut_in(patch, LightningTransformer, "training_step", update)
+            with pytest.raises(Cut):
+                train_to_the_end(run, tmp_path / "cut")
+    assert same(train_to_the_end(run, tmp_path / "cut"), whole)
+    other = train_to_the_end(replace(run, seed=2), tmp_path / "other")
+    assert not equal(load(other, 11), load(whole, 11))  # control
+
+
+@KINDS_OF_ROWS
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_a_run_trains_in_other_precisions_and_in_64_bits_alike_with_micro_batches_of_any_size(
+    kind: str, precision: str, digits: list[str], tmp_path: Path, signals: None
+) -> None:
+    words = [*run_of(kind, digits, tmp_path), f"hardware.precision={precision}"]
+    weights = []
+    for tokens in (41, 93):
+        run = compose.compose_row(*words, f"hardware.tokens_per_micro_batch={tokens}")
+        weights.append(load(train_to_the_end(run, tmp_path / str(tokens)), 11)["state_dict"])
+    one, other = weights
+    start = train.build(run, 25).state_dict()
+    for name, value in one.items():
+        assert not torch.equal(value, start[name.removeprefix("transformer.")])
+        if precision == "64-true":
+            assert value.dtype == torch.float64
+            torch.testing.assert_close(value, other[name], rtol=1e-6, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def trained(digits: list[str], aiayn_in: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder with s_rnn_attention trained at scale smoke, and the words that name the run."""
+    folder = tmp_path_factory.mktemp("smoke")
+    words = [*digits, "experiment=s_rnn_attention", "scale=smoke", "data.vocab_size=25", "wandb.mode=disabled"]
+    assert "dev perplexity" in aiayn_in(folder, "train", *words).stdout
+    return folder, words
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_trained_row_is_evaluated_and_translates(trained: tuple[Path, list[str]], aiayn_in: Command) -> None:
+    folder, words = trained
+    assert "bits per character" in aiayn_in(folder, "evaluate", *words, "split=test").stdout
+    assert len(aiayn_in(folder, "translate", *words, text="1 2 3\n\n4 5\n").stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize("command", ["export format=safetensors", "attention", "bench bench.kind=training"])
+def test_what_is_only_for_transformers_is_refused_in_one_line_and_writes_nothing(
+    trained: tuple[Path, list[str]], aiayn_in: Command, command: str
+) -> None:
+    folder, words = trained
+    before = files(folder)
+    done = aiayn_in(folder, *command.split(), *words, code=2, text="1 2 3\n")
+    (line,) = done.stderr.splitlines()
+    assert "model.kind=rnn_attention" in line
+    assert "experiment=base" in line
+    assert files(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("experiment=s_rnn model.num_heads=4", ("model.num_heads=4", "model.kind=rnn", "use 0")),
+        ("experiment=s_rnn_attention model.d_ff=64", ("model.d_ff=", "model.kind=rnn_attention", "use 0")),
+        ("model.kind=rnn model.num_heads=4", ("model.", "model.kind=rnn", "experiment=s_rnn")),
+        ("experiment=s_rnn hardware=gpu hardware.compile=true", ("hardware.compile=true", "use false")),
+        ("experiment=s_rnn decoding.compile=true", ("decoding.compile=true", "use false")),
+    ],
+)
+def test_a_knob_that_does_not_suit_is_refused_in_one_line_with_the_remedy(words: str, parts: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose.compose_row(*words.split())
+    assert "\n" not in str(error.value)
+    assert all(part in str(error.value) for part in parts), error.value
+
+
+def test_the_rows_are_recurrent_models_of_their_own_sizes() -> None:
+    for kind, attention in (("rnn", False), ("rnn_attention", True)):
+        for width in (512, 64):
+            run = compose.compose_row(f"experiment=s_{kind}", "scale=paper", f"model.d_model={width}")
+            with torch.device("meta"):
+                model = train.build(run, 101)
+            assert isinstance(model, RecurrentModel)
+            assert (model.attention is not None) == attention
+            assert (len(model.encoder), len(model.decoder), model.embedding.weight.shape) == (4, 4, (101, width))
+            assert {dropout.probability for dropout in [*model.source_dropouts, *model.target_dropouts]} == {0.2}

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from aiayn.paper.batch import Batch, Packing, to_device
 from aiayn.paper.dropout import Dropout, Randomness, draw, layer_keys
+from aiayn.paper.transformer import Transformer
 
 # S source tokens, T target tokens of all sentences, packed; B sentences; L tokens of the longest source
 # W hypotheses of each sentence; D d_model
@@ -95,6 +96,10 @@ def _numbered(dropout: float, count: int) -> nn.ModuleList:
     for number, layer in enumerate(layers):
         layer.number = number
     return nn.ModuleList(layers)
+
+
+TranslationModel = Transformer | RecurrentModel
+"""What can be trained and searched with: `hidden` of a Batch, `embedding`, `logits`."""
 
 
 class TimeSteps(Packing):

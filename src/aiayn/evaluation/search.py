@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from aiayn.alternatives.recurrent import RecurrentDecoder, TranslationModel
 from aiayn.config.schema import ConfigError, Decoding, Hardware
 from aiayn.core import process_pool
 from aiayn.data.sentencepiece_bpe import BOS, EOS
@@ -31,7 +32,7 @@ def can_search(decoding: Decoding) -> None:
 
 
 def search(
-    model: Transformer,
+    model: TranslationModel,
     sources: list[Any],
     decoding: Decoding,
     hardware: Hardware,
@@ -49,7 +50,7 @@ def search(
     kind = model.embedding.weight.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
         return translate_ids(
-            FastDecoder(model, compiled=compiled),
+            FastDecoder(model, compiled=compiled) if isinstance(model, Transformer) else RecurrentDecoder(model),
             sources,
             **how,
             continuations=kernels.best_continuations if compiled else best_continuations,
