@@ -23,6 +23,7 @@ PACKAGES = (
         "core",
         "config",
         "paper",
+        "alternatives",
         "data",
         "runs",
         "evaluation",

@@ -12,11 +12,9 @@ from aiayn.cost import estimate, flops, plan, schedule
 from aiayn.data import wmt14
 from aiayn.data.download import Remote
 from aiayn.data.parallel_text import DataError
-from aiayn.evaluation.evaluate import parameters
+from aiayn.evaluation.evaluate import build, parameters
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
-from aiayn.paper.fast.model import accelerate
-from aiayn.paper.transformer import Transformer
 from aiayn.runs import records
 from tests.cost.test_flops import THE_WORK
 
@@ -52,16 +50,19 @@ def test_the_rows_take_what_the_table_of_the_work_says() -> None:
 
 def test_the_parameters_are_those_of_the_model_that_training_builds() -> None:
     (row,) = planned("scale=mini", "model.d_ff=800", "data.vocab_size=997")
-    model = Transformer(**vars(row.run.model), max_length=row.run.data.max_length, vocab_size=997)
+    model = build(row.run, 997)
     assert row.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert row.parameters != planned("scale=mini", "model.d_ff=900", "data.vocab_size=997")[0].parameters  # control
 
 
-def saved(dropout: float, source: int, target: int) -> tuple[float, float]:
+SMALL = ("scale=paper", "model.num_layers=2", "model.d_model=46")
+OF_TRANSFORMER = (*SMALL, "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "model.d_v=17")
+
+
+def saved(dropout: float, source: int, target: int, *words: str) -> tuple[float, float]:
     """Bytes that torch keeps for the backward pass, weights left out, and what the estimate says; for 64 sentences."""
-    run = compose.compose_row("model.d_model=46", "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "scale=paper")
-    sizes = dataclasses.replace(run.model, num_layers=2, d_v=17, dropout=dropout)
-    model = accelerate(Transformer(**vars(sizes), max_length=13, vocab_size=31).double())
+    run = compose.compose_row(*(words or OF_TRANSFORMER), f"model.dropout={dropout}", "hardware.precision=64-true")
+    model, sizes = build(run, 31), run.model
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -86,6 +87,14 @@ def test_what_is_kept_for_the_backward_pass_is_what_torch_keeps(dropout: float) 
     alive, expected = saved(dropout, 7, 7)
     assert expected == alive
     assert saved(0.1 - dropout, 7, 7)[0] != alive  # control: a mask is seen
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("row", ["s_rnn", "s_rnn_attention"])
+def test_what_a_recurrent_row_keeps_is_what_torch_keeps(row: str, dropout: float) -> None:
+    alive, expected = saved(dropout, 7, 7, f"experiment={row}", *SMALL)
+    assert expected == alive
+    assert saved(0.1 - dropout, 7, 7, f"experiment={row}", *SMALL)[0] != alive  # control: a mask is seen
 
 
 def test_memory_grows_with_the_micro_batch_and_a_row_that_does_not_fit_is_refused(capsys) -> None:
