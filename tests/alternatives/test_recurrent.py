@@ -373,8 +373,8 @@ def test_what_is_only_for_transformers_is_refused_in_one_line_and_writes_nothing
     before = files(folder)
     done = aiayn_in(folder, *command.split(), *words, code=2, text="1 2 3\n")
     (line,) = done.stderr.splitlines()
-    assert "model.kind=rnn_attention" in line
-    assert "experiment=base" in line
+    assert "rnn_attention: " in line
+    assert "such as" in line
     assert files(folder) == before
 
 

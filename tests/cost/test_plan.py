@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from aiayn.config import compose, folders
+from aiayn.config import compose, folders, schema
 from aiayn.cost import estimate, flops, plan, schedule
 from aiayn.data import wmt14
 from aiayn.data.download import Remote
@@ -46,6 +46,15 @@ def test_the_rows_take_what_the_table_of_the_work_says() -> None:
     assert sum(row.seconds for row in rows.values()) / 3600 == pytest.approx(10.0, abs=0.05)
     slower = planned(*AT_790[:-2], "plan.efficiency=0.23954")
     assert sum(row.seconds for row in slower) / 3600 == pytest.approx(33.2, abs=0.1)  # control: at 30 % of it
+
+
+def test_the_rows_beyond_table_3_are_planned_where_one_of_them_is_named(capsys) -> None:
+    text = printed(capsys, "experiment=s_rnn", "scale=smoke")
+    assert [line.split()[0] for line in text.splitlines()[2 : 2 + len(schema.BEYOND)]] == [*schema.BEYOND]
+    assert "s_rnn" not in printed(capsys, "experiment=c_n2", "scale=smoke")  # control
+    row = next(row for row in planned("experiment=s_rnn", "scale=paper") if row.name == "s_rnn")
+    # Four layers of 6 and 8 d_model^2 weights, biases of each direction twice, and the embedding
+    assert row.parameters == 4 * (14 * 512**2 + 2 * 2 * 4 * 512) + 37000 * 512
 
 
 def test_the_parameters_are_those_of_the_model_that_training_builds() -> None:

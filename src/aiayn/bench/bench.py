@@ -45,8 +45,10 @@ def cpu() -> dict[str, Any]:
 def main(run: Config) -> None:
     """Measures, prints the tables, and writes them as Markdown and all numbers as JSON."""
     device = "cuda" if run.hardware.accelerator == "gpu" else "cpu"
-    if run.model.kind != "transformer":
-        raise ConfigError(f"model.kind={run.model.kind}: bench measures Transformers, such as experiment=base")
+    if not run.model.in_table3:
+        raise ConfigError(
+            f"experiment={run.experiment}: bench measures the parts of Table 3; give one of its rows, such as base"
+        )
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"hardware={run.hardware.name}: torch sees no GPU here")
