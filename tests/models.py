@@ -1,6 +1,7 @@
 """A small Transformer and sentences for it, plain or accelerated, that several tests share."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aiayn.alternatives import parts
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast import kernels
 from aiayn.paper.fast.decoding import FastDecoder
@@ -21,23 +23,43 @@ SOURCES = [[5, 7, 11, EOS], [13, EOS], [4, 4, 6, 5, 9, EOS]]
 TARGETS = [[8, EOS], [10, 12, 13, 4, EOS], [7, 6, EOS]]
 SIZES = {"num_layers": 2, "d_model": 14, "d_ff": 19, "num_heads": 3, "d_k": 5, "d_v": 7, "dropout": 0.1}
 
+# What Table 3 has, and each row beyond it whose model is a Transformer with one part changed
+TABLE_3 = {"kind": "transformer", "positions": "sinusoids", "scores": "scaled", "residual": "connections"}
+PARTS: dict[str, dict[str, Any]] = {
+    "no_positions": {"positions": "none"},
+    "relative_positions": {"positions": "relative"},
+    "no_residual": {"residual": "none"},
+    "no_residual_positions": {"residual": "positions"},
+    "unscaled": {"scores": "dot"},
+    "additive": {"scores": "additive"},
+}
+
 Attach = Callable[[Transformer], Transformer]
 WAYS = pytest.mark.parametrize("attach", [lambda model: model, accelerate], ids=["plain", "fast"])
 
 NEEDS_COMPILER = pytest.mark.skipif(kernels.COMPILER is None, reason="no C compiler")
 KINDS = ["plain", "fast", pytest.param("compiled", marks=NEEDS_COMPILER)]
 DECODERS = pytest.mark.parametrize("kind", KINDS)
-ROUNDING: dict[str, dict[str, Any]] = {"plain": {}, "fast": {}, "compiled": {"rtol": 1e-5, "atol": 1e-5}}
+ROUNDING: dict[str, dict[str, Any]] = {"compiled": {"rtol": 1e-5, "atol": 1e-5}}
 
 
-def transformer(attach: Attach = accelerate, **changes: float) -> Transformer:
+def transformer(attach: Attach = accelerate, **changes: float | str) -> Transformer:
     """A small float64 model in evaluation mode, no parameter of which is zero or one throughout."""
     torch.manual_seed(17)
-    model = Transformer(**{**SIZES, "positions": "sinusoids", "max_length": 7, "vocab_size": VOCAB, **changes})
+    model = parts.transformer(**{**SIZES, **TABLE_3, "max_length": 7, "vocab_size": VOCAB, **changes})
     for parameter in model.parameters():
         if parameter.dim() == 1:
             nn.init.normal_(parameter, mean=0.5)
     return attach(model.double().eval())
+
+
+Made = Callable[[], Transformer]
+# Plain and fast, and with each part of the rows beyond Table 3, which stay plain
+MODELS = pytest.mark.parametrize(
+    "made",
+    [partial(transformer, lambda model: model), *(partial(transformer, **part) for part in ({}, *PARTS.values()))],
+    ids=["plain", "fast", *PARTS],
+)
 
 
 def pack(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -58,5 +80,6 @@ def in_its_precision(model: Transformer, kind: str) -> Transformer:
 
 
 def decoder(model: Transformer, kind: str) -> Decoder:
-    """A decoder of this kind of the model: the paper's, the fast one or the one in C."""
-    return IncrementalDecoder(model) if kind == "plain" else FastDecoder(model, compiled=kind == "compiled")
+    """A decoder of this kind of the model: the paper's, the fast one or the one in C; the paper's for other parts."""
+    fast = kind in ("fast", "compiled")
+    return FastDecoder(model, compiled=kind == "compiled") if fast else IncrementalDecoder(model)

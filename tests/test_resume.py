@@ -278,6 +278,24 @@ def test_every_harmless_key_that_does_not_touch_the_hardware_may_change_and_no_b
     assert same(folder, whole)
 
 
+@pytest.mark.parametrize("name", [name for name in schema.BEYOND if name.startswith("f_")])
+def test_a_row_beyond_table_3_resumes_with_the_same_bits(name, digits, tmp_path, monkeypatch):
+    """At the scale that the suite trains every row at, on text that takes a second."""
+    words = [*digits, f"experiment={name}", "scale=smoke", "wandb.mode=disabled", f"output={tmp_path}/runs"]
+    run = compose.compose_row(*words, "scale.max_words=0", "scale.pairs=0")
+    whole, folder = go(run, tmp_path / "whole"), tmp_path / "run"
+    last = run.training.max_steps
+    with monkeypatch.context() as patch:
+        cut_in(patch, LightningTransformer, "training_step", last)
+        with pytest.raises(Cut):
+            go(run, folder)
+    assert not equal(load(folder, last - 1), load(whole, last))  # control: the update that is missing changes it
+    go(run, folder)
+    assert equal(load(folder, last), load(whole, last))
+    assert rows(folder) == rows(whole)
+    assert result(folder) == result(whole)
+
+
 def test_a_resume_on_other_text_under_the_same_name_is_refused(longer, whole, tmp_path, monkeypatch):
     folder = upto(whole, 5, tmp_path / "run")
     (folder / "data.sha256").write_text("0" * 64 + "\n")

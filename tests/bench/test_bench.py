@@ -17,6 +17,13 @@ def here(monkeypatch):
     monkeypatch.setattr(bench, "apart", lambda measure, *given: measure(*given))
 
 
+@pytest.mark.parametrize("name", ["f_additive", "f_no_residual"])
+def test_a_row_beyond_table_3_is_refused_and_nothing_is_written(name, tmp_path):
+    with pytest.raises(schema.ConfigError, match=f"experiment={name}: bench measures the parts of Table 3; give one"):
+        bench.main(compose.compose_row(f"experiment={name}", f"bench.output={tmp_path}/all.json"))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_the_command_prints_tables_and_writes_every_number(toy, tmp_path, capsys):
     sizes = ["model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.updates=1", "bench.rounds=1"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from aiayn.alternatives.parts import transformer
 from aiayn.bench import comparison, rivals
 from aiayn.config import compose, schema
 from aiayn.data.sentencepiece_bpe import EOS
@@ -14,7 +15,6 @@ from aiayn.data.update_plan import gather
 from aiayn.evaluation.evaluate import build
 from aiayn.paper.fast import kernels
 from aiayn.paper.fast.model import accelerate
-from aiayn.paper.transformer import Transformer
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_of_a_compiled_rival_encoder_and_decoder_run_compiled_and_it_computes_th
         return lambda *inputs: ran.append(function.__name__) or function(*inputs)
 
     torch.manual_seed(3)
-    rival = rivals.TorchTransformer(Transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25)).eval()
+    rival = rivals.TorchTransformer(transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25)).eval()
     batch = rivals.padded(gather(comparison.synthetic_pairs(run, 5), np.arange(5)))
     expected = rival.hidden(batch)
     monkeypatch.setattr(torch, "compile", compile)
@@ -146,7 +146,7 @@ def test_decoding_compares_outputs_before_it_measures(run):
 
 def test_an_endless_model_is_still_one_whose_answers_depend_on_the_question(run):
     torch.manual_seed(3)
-    model = accelerate(Transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25).eval())
+    model = accelerate(transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=25).eval())
     sources = np.random.default_rng(5).integers(EOS + 1, 25, (13, comparison.OUTPUT_LENGTH - 1)).tolist()
     lengths = lambda: {len(ids) for ids in comparison._our_decode(model, run, "fp32")(sources, 4)}  # noqa: E731
     assert lengths() != {comparison.OUTPUT_LENGTH}  # control

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from aiayn.alternatives.parts import transformer
 from aiayn.bench import rivals
 from aiayn.bench.comparison import endless, synthetic_pairs
 from aiayn.config import compose, schema
@@ -28,7 +29,7 @@ def run() -> schema.Config:
 @pytest.fixture
 def model(run) -> Transformer:
     torch.manual_seed(3)
-    model = Transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=VOCABULARY).eval()
+    model = transformer(**dataclasses.asdict(run.model), max_length=23, vocab_size=VOCABULARY).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -86,7 +87,7 @@ def test_every_search_finds_the_same_outputs_of_the_same_length(model, beam_size
 
 def test_learned_positions_leave_marian_out_and_nobody_else(run):
     sizes = dataclasses.asdict(run.model) | {"positions": "learned"}
-    model = accelerate(Transformer(**sizes, max_length=23, vocab_size=VOCABULARY).eval())
+    model = accelerate(transformer(**sizes, max_length=23, vocab_size=VOCABULARY).eval())
     assert set(rivals.trainable(model)) == {"torch.nn"}
     batch = gather(synthetic_pairs(run, 17), np.arange(17))
     padded, rival = rivals.padded(batch), rivals.trainable(model)["torch.nn"].eval()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from aiayn.alternatives.parts import transformer
 from aiayn.alternatives.recurrent import RecurrentModel
 from aiayn.config import compose, schema
 from aiayn.cost import flops
@@ -15,19 +16,32 @@ from aiayn.data.encoded import Lengths
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
 from aiayn.paper.fast.model import accelerate
-from aiayn.paper.transformer import Transformer
 
 VOCAB, SOURCE, TARGET = 101, 11, 7
 SENTENCES = 64  # of one length on each side, and whole blocks of tokens: nothing is padded
 TOKENS = {"source_tokens": SENTENCES * SOURCE, "target_tokens": SENTENCES * TARGET}
-SIZES = schema.Model(2, d_model=26, d_ff=43, num_heads=3, d_k=5, d_v=17, dropout=0.0)
+SIZES = schema.Model(
+    2,
+    d_model=26,
+    d_ff=43,
+    num_heads=3,
+    d_k=5,
+    d_v=17,
+    dropout=0.0,
+    kind="transformer",
+    positions="sinusoids",
+    scores="scaled",
+    residual="connections",
+)
+
+LENGTHS = {"source_length": SOURCE, "length": TARGET}
 
 
-def counted() -> int:
+def counted(sizes: schema.Model = SIZES) -> int:
     """Products of one forward and backward pass, by torch; in float64, which oneDNN's own operators do not take."""
     source, target = (torch.randint(4, VOCAB, (count,)) for count in TOKENS.values())
     offsets = [torch.arange(SENTENCES + 1) * length for length in (SOURCE, TARGET)]
-    model = accelerate(Transformer(**vars(SIZES), max_length=13, vocab_size=VOCAB).double())
+    model = accelerate(transformer(**vars(sizes), max_length=13, vocab_size=VOCAB).double())
     given = Batch(source, target, target, *offsets)
     with FlopCounterMode(display=False) as counter:
         loss, _ = label_smoothed_cross_entropy(model.hidden(given), model.embedding.weight, given.target, 0.1)
@@ -43,6 +57,24 @@ def test_the_formula_is_torch_s_count_to_the_last_operation() -> None:
     assert counted() == whole_mask + one_vector
     half_mask = flops.training_flops(SIZES, VOCAB, **TOKENS, source_length=SOURCE, length=TARGET)
     assert 0 < whole_mask - half_mask < 0.02 * whole_mask  # control: the count sees so little
+
+
+@pytest.mark.parametrize("part", [{"positions": "relative"}, {"positions": "none"}, {"scores": "dot"}], ids=str)
+def test_the_formula_is_torch_s_count_with_other_parts_too(part: dict[str, str]) -> None:
+    sizes = dataclasses.replace(SIZES, **part)
+    whole_mask = flops.training_flops(sizes, VOCAB, **TOKENS, source_length=SOURCE, length=2 * TARGET)
+    assert counted(sizes) == whole_mask + 2 * TOKENS["target_tokens"] * SIZES.d_model
+    assert (counted(sizes) == counted()) == (part != {"positions": "relative"})  # control
+
+
+def test_additive_scores_take_an_addition_more_for_each_multiplication() -> None:
+    """By hand; torch counts products alone."""
+    pairs = TOKENS["source_tokens"] * SOURCE + TOKENS["target_tokens"] * (TARGET / 2 + SOURCE)
+    of = {
+        scores: flops.training_flops(dataclasses.replace(SIZES, scores=scores), VOCAB, **TOKENS, **LENGTHS)
+        for scores in ("scaled", "additive")
+    }
+    assert of["additive"] - of["scaled"] == 6 * SIZES.num_layers * SIZES.num_heads * SIZES.d_k * pairs
 
 
 # Millions of parameters (the attention's biases left out), MFLOP for each source and target token, TFLOP a step of

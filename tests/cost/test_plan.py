@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from aiayn.alternatives.parts import transformer
 from aiayn.config import compose, folders, schema
 from aiayn.cost import estimate, flops, plan, schedule
 from aiayn.data import wmt14
@@ -48,20 +49,31 @@ def test_the_rows_take_what_the_table_of_the_work_says() -> None:
     assert sum(row.seconds for row in slower) / 3600 == pytest.approx(33.2, abs=0.1)  # control: at 30 % of it
 
 
-def test_the_rows_beyond_table_3_are_planned_where_one_of_them_is_named(capsys) -> None:
-    text = printed(capsys, "experiment=s_rnn", "scale=smoke")
-    assert [line.split()[0] for line in text.splitlines()[2 : 2 + len(schema.BEYOND)]] == [*schema.BEYOND]
-    assert "s_rnn" not in printed(capsys, "experiment=c_n2", "scale=smoke")  # control
-    row = next(row for row in planned("experiment=s_rnn", "scale=paper") if row.name == "s_rnn")
-    # Four layers of 6 and 8 d_model^2 weights, biases of each direction twice, and the embedding
-    assert row.parameters == 4 * (14 * 512**2 + 2 * 2 * 4 * 512) + 37000 * 512
+@pytest.mark.parametrize(("name", "attention"), [("s_rnn", 0), ("s_rnn_attention", 2 * 512**2)])
+def test_a_recurrent_row_is_planned_alone_with_its_own_parameters(name: str, attention: int) -> None:
+    (row,) = planned(f"experiment={name}", "scale=paper", "data.vocab_size=997")
+    # Four layers of 6 and 8 d_model^2 weights, two biases of each gate, and the embedding
+    assert row.parameters == 4 * (14 * 512**2 + 2 * 2 * 4 * 512) + attention + 997 * 512
 
 
 def test_the_parameters_are_those_of_the_model_that_training_builds() -> None:
     (row,) = planned("scale=mini", "model.d_ff=800", "data.vocab_size=997")
-    model = build(row.run, 997)
+    model = transformer(**vars(row.run.model), max_length=row.run.data.max_length, vocab_size=997)
     assert row.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert row.parameters != planned("scale=mini", "model.d_ff=900", "data.vocab_size=997")[0].parameters  # control
+
+
+@pytest.mark.parametrize("name", [name for name in schema.BEYOND if name.startswith("f_")])
+def test_a_row_beyond_table_3_is_planned_alone_with_its_own_parameters(name: str) -> None:
+    (row,) = planned(f"experiment={name}", "data.vocab_size=997")
+    like = "a_h1" if name in ("f_unscaled", "f_additive") else "base"
+    table3 = {row.name: row for row in planned("data.vocab_size=997")}
+    assert name not in table3
+    sizes = row.run.model
+    layers = {"f_additive": 3 * sizes.d_k, "f_relative_positions": 2 * 33 * sizes.d_k}.get(name, 0)
+    assert row.parameters == table3[like].parameters + sizes.num_layers * layers
+    assert (row.flops > table3[like].flops) == (row.memory > table3[like].memory or name == "f_relative_positions")
+    assert (row.flops == table3[like].flops) == (layers == 0)
 
 
 SMALL = ("scale=paper", "model.num_layers=2", "model.d_model=46")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from aiayn import cli
+from aiayn.alternatives.parts import transformer
 from aiayn.bench.comparison import endless
 from aiayn.config import compose, schema
 from aiayn.core import storage
@@ -34,7 +35,7 @@ def random_model(row: schema.Config) -> Transformer:
     Where EOS is unlikely searches are comparable: others let only the best W of 2 W candidates end, we all of them.
     """
     torch.manual_seed(3)
-    model = Transformer(**dataclasses.asdict(row.model), max_length=11, vocab_size=VOCABULARY)
+    model = transformer(**dataclasses.asdict(row.model), max_length=11, vocab_size=VOCABULARY)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.mul_(2.5 if parameter.dim() == 2 and "embedding" not in name else 1)
@@ -217,7 +218,7 @@ def test_safetensors_hold_every_weight_to_the_bit(exported):
     import safetensors.torch
 
     sizes = storage.json.loads((folder / "aiayn.json").read_text())
-    again = Transformer(**sizes)
+    again = transformer(**sizes)
     assert not torch.equal(again.embedding.weight, model.embedding.weight)  # control
     again.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"))
     for (name, there), ours in zip(again.state_dict().items(), model.state_dict().values(), strict=True):
@@ -238,6 +239,31 @@ def test_marian_refuses_in_one_line_what_it_cannot_hold(overrides, words):
         export.marian(random_model(compose.compose_row(*overrides, "scale=smoke")))
     assert "format=ctranslate2" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("format", ["ctranslate2", "marian"])
+@pytest.mark.parametrize("part", ["positions=relative", "positions=none", "scores=dot", "residual=none"])
+def test_parts_from_beyond_table_3_are_refused_by_formats_that_have_none(finished, format, part, tmp_path):
+    words = [*finished, f"model.{part}", f"output={tmp_path}/runs"]
+    with pytest.raises(schema.ConfigError, match=f"^format={format}: holds the parts of Table 3.*use format=safet"):
+        export.main(compose.compose_row(*words, f"format={format}"))
+    with pytest.raises(schema.ConfigError, match="nothing is trained"):  # control
+        export.main(compose.compose_row(*words, "format=safetensors"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["f_relative_positions", "f_additive", "f_no_residual_positions"])
+def test_safetensors_hold_parts_from_beyond_table_3(name, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch", reason="needs the extra: pip install -e '.[export]'")
+    row = smoke(name)
+    sizes = {**dataclasses.asdict(row.model), "max_length": 11, "vocab_size": VOCABULARY}
+    torch.manual_seed(3)
+    model, again = transformer(**sizes), transformer(**sizes)
+    export.export(model, PIECES, "safetensors", tmp_path / "out")
+    again.load_state_dict(safetensors.load_file(tmp_path / "out" / "model.safetensors"))
+    assert not torch.equal(transformer(**sizes).embedding.weight, model.embedding.weight)  # control
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key])
 
 
 def test_a_format_of_another_command_and_a_library_that_is_missing_are_refused(finished, monkeypatch):

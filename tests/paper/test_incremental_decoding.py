@@ -6,6 +6,8 @@ from models import (
     BOS,
     DECODERS,
     EOS,
+    KINDS,
+    PARTS,
     ROUNDING,
     SIZES,
     SOURCES,
@@ -20,22 +22,25 @@ from models import (
 from aiayn.paper.fast.decoding import FastDecoder
 from aiayn.paper.incremental_decoding import IncrementalDecoder
 
+# And the paper's decoder with each part of the rows beyond Table 3
+DECODERS_AND_PARTS = pytest.mark.parametrize("kind", [*KINDS, *PARTS])
 
-@DECODERS
+
+@DECODERS_AND_PARTS
 @pytest.mark.parametrize("positions", ["sinusoids", "learned"])
 def test_one_token_at_a_time_equals_all_at_once(positions: str, kind: str) -> None:
-    model = in_its_precision(transformer(positions=positions), kind)
+    model = in_its_precision(transformer(**{"positions": positions, **PARTS.get(kind, {})}), kind)
     target = [[8, 4, 6, 10, 9, 5, 7, 11, EOS]] * len(SOURCES)  # beyond max_length, too
     expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
     decoding = decoder(model, kind).start(*pack(SOURCES))
     for t, token in enumerate([BOS, *target[0][:-1]]):
         logits = decoding.step(torch.full((len(SOURCES), 1), token))
-        torch.testing.assert_close(logits[:, 0], expected[:, t], **ROUNDING[kind])
+        torch.testing.assert_close(logits[:, 0], expected[:, t], **ROUNDING.get(kind, {}))
 
 
-@DECODERS
+@DECODERS_AND_PARTS
 def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past(kind: str) -> None:
-    model = in_its_precision(transformer(), kind)
+    model = in_its_precision(transformer(**PARTS.get(kind, {})), kind)
     decoding = decoder(model, kind).start(*pack(SOURCES))
     sources, pasts = SOURCES, [[[]] for _ in SOURCES]
     random = torch.Generator().manual_seed(3)
@@ -52,7 +57,7 @@ def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past(kind: 
             for past, ours in zip(hypotheses, row, strict=True):
                 given = batch([source], [past])
                 given.target_input[:] = torch.tensor(past)
-                torch.testing.assert_close(ours, model(given)[-1], **ROUNDING[kind])
+                torch.testing.assert_close(ours, model(given)[-1], **ROUNDING.get(kind, {}))
         decoding.keep(torch.tensor(kept))
         parents = torch.randint(old, (len(kept), width), generator=random)
         decoding.reorder(parents)

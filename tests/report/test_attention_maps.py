@@ -1,12 +1,14 @@
 """What is drawn is what the model attends with, for every layer and head; a page that is as inert as the report."""
 
+import dataclasses
 import io
 import re
 
 import numpy as np
 import pytest
 import torch
-from models import WAYS, Attach
+from models import PARTS, WAYS, Attach
+from models import transformer as small
 
 from aiayn.config import compose
 from aiayn.config.schema import ConfigError
@@ -43,6 +45,16 @@ def test_there_are_weights_of_every_head_of_every_layer_and_each_row_sums_to_1(m
     for of_layer in found["decoder"]:
         assert (np.triu(of_layer, 1) == 0).all()
     assert not (np.triu(found["encoder"][0], 1) == 0).all()  # control
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_weights_of_other_scores_are_those_that_its_self_attention_uses(name: str, batch: Batch) -> None:
+    given = dataclasses.replace(batch, source=batch.source % 23, target_input=batch.target_input % 23)
+    found, plain = weights_of(small(**PARTS[name]), given), weights_of(small(), given)
+    for layers in found.values():
+        assert all(np.allclose(of_layer.sum(-1), 1, atol=1e-5) for of_layer in layers)
+    same = np.allclose(found["encoder"][0], plain["encoder"][0])
+    assert same == (PARTS[name].get("positions", "sinusoids") == "sinusoids" and "scores" not in PARTS[name])
 
 
 @WAYS

@@ -114,7 +114,8 @@ def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: Corpus)
 
     def attention(length: float) -> float:
         """The heads' input, queries, keys and values, weights, the heads, and the norm."""
-        return narrow * (d + h * (model.d_k + length + model.d_v)) + norm
+        hidden = length * model.d_k if model.scores == "additive" else 0  # of each pair of tokens
+        return narrow * (d + h * (model.d_k + length + hidden + model.d_v)) + norm
 
     encoder = attention(corpus.source_length) + narrow * keys_and_values + feed_forward
     decoder = attention(corpus.target_length) + narrow * keys_and_values + feed_forward

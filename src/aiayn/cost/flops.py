@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from aiayn.alternatives.relative_positions import MAX_DISTANCE
 from aiayn.config.schema import Hardware, Model
 from aiayn.data.encoded import Lengths
 
@@ -54,9 +55,12 @@ def _of_transformer(model: Model, source_length: float, length: float) -> tuple[
     d, h = model.d_model, model.num_heads
     keys_and_values = h * (model.d_k + model.d_v)
     attention, feed_forward = 2 * d * keys_and_values, 2 * d * model.d_ff  # weights, as many products a token
+    # The scores and the sum of values for each pair of tokens; additive ones add and multiply
+    pair = h * (model.d_k * (2 if model.scores == "additive" else 1) + model.d_v)
+    relative = h * model.d_k * (2 * MAX_DISTANCE + 1) if model.positions == "relative" else 0
     # Queries and output belong to the target, keys and values of attention to the encoder to the source
-    source = attention + feed_forward + d * keys_and_values + keys_and_values * source_length
-    target = attention + feed_forward + d * keys_and_values + keys_and_values * (length / 2 + source_length)
+    source = attention + feed_forward + d * keys_and_values + pair * source_length + relative
+    target = attention + feed_forward + d * keys_and_values + pair * (length / 2 + source_length) + relative
     return model.num_layers * source, model.num_layers * target
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import BEYOND, ROWS, Config, ConfigError
+from aiayn.config.schema import ROWS, Config, ConfigError
 from aiayn.core.storage import disk_of, free_bytes
 from aiayn.cost import flops, schedule
 from aiayn.cost.estimate import GIGA, Corpus, Estimate, corpus_of, estimate
@@ -16,13 +16,10 @@ from aiayn.runs import devices, jobs
 
 
 def rows(run: Config) -> list[Config]:
-    """The 20 rows, or those beyond them if `run` is one, with its data, scale, hardware and fidelity.
-
-    Only `run` when it has overrides of its own.
-    """
-    if folders.variation(run):
+    """The 20 rows with data, scale, hardware and fidelity of `run`; only `run` if it varies one or is none of them."""
+    if folders.variation(run) or run.experiment not in ROWS:
         return [run]
-    return [compose.row(name, run) for name in (BEYOND if run.experiment in BEYOND else ROWS)]
+    return [compose.row(name, run) for name in ROWS]
 
 
 @dataclass(frozen=True)

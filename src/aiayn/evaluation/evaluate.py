@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from aiayn.alternatives.parts import transformer
 from aiayn.alternatives.recurrent import RecurrentModel, TranslationModel
 from aiayn.config.compose import decoded_as_its_row
 from aiayn.config.folders import in_other_precisions, run_folder, variation
@@ -20,7 +21,6 @@ from aiayn.evaluation.search import search
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
 from aiayn.paper.fast.model import accelerate
 from aiayn.paper.fast.process import compute_with
-from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint, jobs
 
 Split = Literal["dev", "test"]
@@ -35,9 +35,8 @@ def build(config: Config, vocab_size: int) -> TranslationModel:
         of_lstm = {key: sizes[key] for key in ("num_layers", "d_model", "dropout")}
         recurrent = RecurrentModel(**of_lstm, attention=config.model.kind == "rnn_attention", vocab_size=rows)
         return recurrent.double() if wide else recurrent
-    assert config.model.in_table3
-    model = Transformer(
-        **{key: value for key, value in sizes.items() if key not in ("kind", "scores", "residual")},
+    model = transformer(
+        **sizes,
         max_length=config.data.max_length,
         vocab_size=rows,
         sinusoids_in_halves=fidelity.sinusoids == "halves",

@@ -14,7 +14,7 @@ from aiayn.core import storage
 from aiayn.data.sentencepiece_bpe import BOS, EOS, PAD, UNK
 from aiayn.evaluation.evaluate import trained
 from aiayn.paper.attention import MemoryAttention, SelfAttention
-from aiayn.paper.layers import DecoderLayer, EncoderLayer, LearnedPositions, Sinusoids
+from aiayn.paper.layers import DecoderLayer, EncoderLayer, LearnedPositions, NoPositions, Sinusoids
 from aiayn.paper.transformer import Transformer
 
 # D d_model; H heads; K d_k; V d_v; W width of a head elsewhere; P positions
@@ -27,7 +27,8 @@ USE = {
     "ctranslate2": "Translator(folder).translate_batch([pieces], length_penalty=0, min_decoding_length=0); pieces are"
     " SentencePiece's with tokenizer.model; their length penalty is another than the paper's",
     "marian": "MarianMTModel.from_pretrained(folder).generate(ids); ids are tokenizer.model's, then 3 for EOS",
-    "safetensors": "Transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'))",
+    "safetensors": "transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'));"
+    " transformer is that of aiayn.alternatives.parts",
 }
 LIBRARIES = {"ctranslate2": "ctranslate2", "safetensors": "safetensors", "marian": "transformers"}
 
@@ -75,8 +76,9 @@ def standard_projections(attention: SelfAttention | MemoryAttention) -> Projecti
     return projections(attention, width, (width / attention.d_k) ** 0.5)
 
 
-def positions(table: Sinusoids | LearnedPositions) -> Tensor:
-    """The positional encodings (P, D) of one side."""
+def positions(table: Sinusoids | LearnedPositions | NoPositions) -> Tensor:
+    """The positional encodings (P, D) of one side, which has some."""
+    assert not isinstance(table, NoPositions)
     weight = next(iter([*table.parameters(), *table.buffers()]))
     table.extend(POSITIONS)
     return table(torch.arange(POSITIONS, device=weight.device)).detach().float()  # type: ignore[no-any-return]
@@ -246,6 +248,11 @@ def main(config: Config) -> None:
         raise ConfigError(f"format={config.format}: export writes {', '.join(LIBRARIES)}")
     if config.model.kind != "transformer":
         raise ConfigError(f"model.kind={config.model.kind}: only Transformers are exported, such as experiment=base")
+    if config.format != "safetensors" and not config.model.in_table3:
+        raise ConfigError(
+            f"format={config.format}: holds the parts of Table 3, not those of experiment={config.experiment};"
+            " use format=safetensors"
+        )
     fidelity = config.fidelity
     if fidelity.sinusoids != "alternating" or fidelity.target_space or fidelity.zero_start or fidelity.embedding_rows:
         raise ConfigError(f"fidelity={fidelity.name}: what is exported starts with BOS; export runs of fidelity=paper")
@@ -257,9 +264,7 @@ def main(config: Config) -> None:
     folder = run_folder / f"export-{config.format}"
     export(model, dataset.tokenizer.pieces, config.format, folder)
     storage.write_bytes(folder / "tokenizer.model", (dataset.folder / "tokenizer.model").read_bytes())
-    parts = ("kind", "scores", "residual")
-    sizes = {key: value for key, value in dataclasses.asdict(config.model).items() if key not in parts}
-    sizes["max_length"] = config.data.max_length
+    sizes = {**dataclasses.asdict(config.model), "max_length": config.data.max_length}
     storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.pieces)})
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     print(f"to use it: {USE[config.format]}")

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from aiayn.alternatives.recurrent import RecurrentDecoder, TranslationModel
+from aiayn.alternatives.recurrent import RecurrentDecoder, RecurrentModel, TranslationModel
 from aiayn.config.schema import ConfigError, Decoding, Hardware
 from aiayn.core import process_pool
 from aiayn.data.sentencepiece_bpe import BOS, EOS
 from aiayn.paper.beam_search import Continuations, Hypothesis, beam_search
 from aiayn.paper.fast import kernels
 from aiayn.paper.fast.decoding import FastDecoder
+from aiayn.paper.fast.model import can_accelerate
 from aiayn.paper.fast.search import best_continuations
-from aiayn.paper.incremental_decoding import Decoder
-from aiayn.paper.transformer import Transformer
+from aiayn.paper.incremental_decoding import Decoder, IncrementalDecoder
 
 Numbers = np.ndarray  # of sentences that are searched together
 
@@ -49,8 +49,12 @@ def search(
     model.eval()
     kind = model.embedding.weight.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
+        if isinstance(model, RecurrentModel):
+            decoder: Decoder = RecurrentDecoder(model)
+        else:
+            decoder = FastDecoder(model, compiled=compiled) if can_accelerate(model) else IncrementalDecoder(model)
         return translate_ids(
-            FastDecoder(model, compiled=compiled) if isinstance(model, Transformer) else RecurrentDecoder(model),
+            decoder,
             sources,
             **how,
             continuations=kernels.best_continuations if compiled else best_continuations,

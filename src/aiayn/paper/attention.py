@@ -1,5 +1,7 @@
 """Attention (section 3.2): Eq. 1, and several heads of it between packed sentences."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -8,16 +10,31 @@ from aiayn.paper.batch import Packing
 # T query tokens and S memory tokens of all sentences, packed; B sentences; L tokens of the longest one
 # D d_model; H heads; K d_k; V d_v
 
+Scores = Callable[[Tensor, Tensor], Tensor]
+"""How well each key answers each query: queries (..., H, Q, K) and keys (..., H, M, K) give (..., H, Q, M).
+
+Queries in self-attention are those of the last Q of the M tokens.
+"""
+
 
 def scaled_dot_product_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """softmax(Q K^T / sqrt(d_k)) V, Eq. 1 (section 3.2.1), and the softmax, the attention weights.
+    """softmax(Q K^T / sqrt(d_k)) V, Eq. 1 (section 3.2.1), and the softmax: see `attend`."""
+    return attend(scaled_dot_products(queries, keys), values, mask)
 
-    Queries (..., Q, K), keys (..., M, K), values (..., M, V) give (..., Q, V) and (..., Q, M). The mask, 0 or -inf, is
-    added to the scores before the softmax; it leaves each query at least one key.
+
+def scaled_dot_products(queries: Tensor, keys: Tensor) -> Tensor:
+    """Q K^T / sqrt(d_k), the Scores of Eq. 1."""
+    return queries @ keys.transpose(-2, -1) * queries.size(-1) ** -0.5  # type: ignore[no-any-return]
+
+
+def attend(scores: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The softmax of the scores times the values, and the softmax, the attention weights.
+
+    Scores (..., Q, M) and values (..., M, V) give (..., Q, V) and (..., Q, M). The mask, 0 or -inf, is added to the
+    scores before the softmax; it leaves each query at least one key.
     """
-    scores = queries @ keys.transpose(-2, -1) * queries.size(-1) ** -0.5
     # In bf16 the scores of long sentences would lose their order
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask is not None:
@@ -41,6 +58,7 @@ class SelfAttention(nn.Module):
     def __init__(self, d_model: int, num_heads: int, d_k: int, d_v: int) -> None:
         super().__init__()
         self.num_heads, self.d_k, self.d_v = num_heads, d_k, d_v
+        self.scores: Scores = scaled_dot_products
         # Paper: silent on initialisation; the released code draws query, key and value as one matrix in self-attention,
         # key and value as one in attention to the encoder. Silent on biases; the released code has them.
         self.query_key_value = Linear(d_model, num_heads * (2 * d_k + d_v))
@@ -51,7 +69,7 @@ class SelfAttention(nn.Module):
         widths = (self.d_k, self.d_k, self.d_v)
         queries, keys, values = split_heads(self.query_key_value(x), packing, self.num_heads, widths)
         mask = packing.causal_mask if causal else packing.mask
-        heads, _ = scaled_dot_product_attention(queries, keys, values, mask)
+        heads, _ = attend(self.scores(queries, keys), values, mask)
         return self.output(merge_heads(heads, packing))  # type: ignore[no-any-return]
 
 
@@ -61,6 +79,7 @@ class MemoryAttention(nn.Module):
     def __init__(self, d_model: int, num_heads: int, d_k: int, d_v: int) -> None:
         super().__init__()
         self.num_heads, self.d_k, self.d_v = num_heads, d_k, d_v
+        self.scores: Scores = scaled_dot_products
         self.query = Linear(d_model, num_heads * d_k)
         self.key_value = Linear(d_model, num_heads * (d_k + d_v))
         self.output = Linear(num_heads * d_v, d_model)
@@ -69,7 +88,7 @@ class MemoryAttention(nn.Module):
         """x (T, D) after attention to the memory (S, D) of each sentence, as (T, D)."""
         (queries,) = split_heads(self.query(x), packing, self.num_heads, (self.d_k,))
         keys, values = self.keys_and_values(memory, memory_packing)
-        heads, _ = scaled_dot_product_attention(queries, keys, values, memory_packing.mask)
+        heads, _ = attend(self.scores(queries, keys), values, memory_packing.mask)
         return self.output(merge_heads(heads, packing))  # type: ignore[no-any-return]
 
     def keys_and_values(self, memory: Tensor, memory_packing: Packing) -> tuple[Tensor, Tensor]:

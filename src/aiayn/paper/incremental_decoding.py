@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aiayn.paper.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention
+from aiayn.paper.attention import MemoryAttention, SelfAttention, attend
 from aiayn.paper.batch import Packing
 from aiayn.paper.layers import DecoderLayer
 from aiayn.paper.transformer import Transformer
@@ -63,7 +63,9 @@ class IncrementalDecoding:
         positions = torch.full_like(tokens, self.num_tokens)
         self.transformer.target_positions.extend(self.num_tokens + 1)
         x = self.transformer.embed_target(tokens, positions)  # (B, W, D)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            if number and self.transformer.positions_before_every_layer:
+                x = x + self.transformer.target_positions(positions)
             x = layer.step(x, self.memory_mask)
         self.num_tokens += 1
         return self.transformer.logits(x)
@@ -100,13 +102,13 @@ class _LayerCache:
         query, *new = (part.unflatten(-1, (attention.num_heads, 1, -1)) for part in parts)  # (B, W, H, 1, K)
         self.past = [torch.cat(pair, 3) for pair in zip(self.past, new, strict=True)] if self.past else new
         keys, values = self.past
-        heads, _ = scaled_dot_product_attention(query, keys, values, None)
+        heads, _ = attend(attention.scores(query, keys), values, None)
         return attention.output(heads.flatten(2))  # type: ignore[no-any-return]
 
     def _attend_to_memory(self, attention: MemoryAttention, x: Tensor, mask: Tensor | None) -> Tensor:
         queries = attention.query(x).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)  # (B, H, W, K)
         keys, values = self.memory
-        heads, _ = scaled_dot_product_attention(queries, keys, values, mask)
+        heads, _ = attend(attention.scores(queries, keys), values, mask)
         return attention.output(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 

@@ -19,10 +19,12 @@ class AddAndNorm(nn.Module):
         # Paper: silent on epsilon; 1e-6 in the released code. The norm stands after the sum (3.1), so none ends a stack
         self.norm = nn.LayerNorm(d_model, eps=1e-6)
         self.dropout = Dropout(dropout)
+        self.residual = True  # beyond Table 3: False, and x is not added
 
     def forward(self, x: Tensor, sublayer_of_x: Tensor, randomness: Randomness | None) -> Tensor:
         """The input of a sub-layer and its output, added and normalised."""
-        return self.norm(x + self.dropout(sublayer_of_x, randomness))  # type: ignore[no-any-return]
+        dropped = self.dropout(sublayer_of_x, randomness)
+        return self.norm(x + dropped if self.residual else dropped)  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Sequential):
@@ -124,3 +126,23 @@ class LearnedPositions(nn.Embedding):
         """Positions (...) as (..., D)."""
         # Paper: silent on positions beyond the table; here they share its last row
         return super().forward(positions.clamp(max=self.num_embeddings - 1))
+
+
+class NoPositions(nn.Module):
+    """Beyond Table 3: nothing in the place of a positional encoding."""
+
+    def extend(self, length: int) -> None:
+        """Nothing: there is no table."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Zero, to be added to (..., D)."""
+        return torch.zeros((), device=positions.device)
+
+
+def positional_encoding(
+    name: str, max_length: int, d_model: int, sinusoids_in_halves: bool
+) -> Sinusoids | LearnedPositions | NoPositions:
+    """What is added to the embedding: `sinusoids` or `learned`; nothing for another name."""
+    if name == "sinusoids":
+        return Sinusoids(d_model, sinusoids_in_halves)
+    return LearnedPositions(max_length, d_model) if name == "learned" else NoPositions()

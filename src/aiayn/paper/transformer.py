@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from aiayn.paper.batch import Batch, Packing, to_device
 from aiayn.paper.dropout import Dropout, Randomness, draw, layer_keys
-from aiayn.paper.layers import DecoderLayer, EncoderLayer, LearnedPositions, Sinusoids
+from aiayn.paper.layers import DecoderLayer, EncoderLayer, positional_encoding
 
 # S source tokens, T target tokens of all sentences, packed; B sentences
 # D d_model
@@ -42,9 +42,9 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(vocab_size, d_model)
         # Paper: silent on row E's tables; one for each side, as the released code had them later
         self.source_positions, self.target_positions = (
-            LearnedPositions(max_length, d_model) if positions == "learned" else Sinusoids(d_model, sinusoids_in_halves)
-            for _ in range(2)
+            positional_encoding(positions, max_length, d_model, sinusoids_in_halves) for _ in range(2)
         )
+        self.positions_before_every_layer = False  # beyond Table 3: True, not before the first alone
         self.source_dropout, self.target_dropout = Dropout(dropout), Dropout(dropout)
         for module in self.modules():
             if isinstance(module, nn.Embedding):
@@ -100,7 +100,9 @@ class Transformer(nn.Module):
         """The source (S,) as memory (S, D)."""
         self.source_positions.extend(packing.bound)
         x = self.source_dropout(self.embed_source(source, packing.positions), randomness)
-        for layer in self.encoder:
+        for number, layer in enumerate(self.encoder):
+            if number and self.positions_before_every_layer:
+                x = x + self.source_positions(packing.positions)
             x = layer(x, packing, randomness)
         return x  # type: ignore[no-any-return]
 
@@ -115,7 +117,9 @@ class Transformer(nn.Module):
         """The target shifted right (T,) and the memory (S, D) as (T, D)."""
         self.target_positions.extend(packing.bound)
         x = self.target_dropout(self.embed_target(target_input, packing.positions), randomness)
-        for layer in self.decoder:
+        for number, layer in enumerate(self.decoder):
+            if number and self.positions_before_every_layer:
+                x = x + self.target_positions(packing.positions)
             x = layer(x, memory, packing, memory_packing, randomness)
         return x  # type: ignore[no-any-return]
 

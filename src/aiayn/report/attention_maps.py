@@ -18,7 +18,7 @@ from aiayn.data.encoded import Dataset
 from aiayn.data.sentencepiece_bpe import BOS, EOS
 from aiayn.evaluation.evaluate import trained
 from aiayn.evaluation.search import search
-from aiayn.paper.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention, split_heads
+from aiayn.paper.attention import MemoryAttention, SelfAttention, attend, split_heads
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.process import compute_with
 from aiayn.paper.layers import DecoderLayer, EncoderLayer
@@ -76,7 +76,7 @@ def _look(
         (q,) = split_heads(module.query(x), packing, module.num_heads, (module.d_k,))
         k, v = module.keys_and_values(memory, memory_packing)
         mask = memory_packing.mask
-    _, weights = scaled_dot_product_attention(q, k, v, mask)
+    _, weights = attend(module.scores(q, k), v, mask)
     found.append(weights[0].float().cpu().numpy())
 
 

@@ -7,18 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiayn.paper.attention import Linear, MemoryAttention, SelfAttention
+from aiayn.paper.attention import Linear, MemoryAttention, SelfAttention, scaled_dot_products
 from aiayn.paper.batch import Batch
 from aiayn.paper.dropout import Randomness
 from aiayn.paper.fast.attention import HeadPacking, attend_to_memory, attend_to_self
 from aiayn.paper.fast.products import product, static_rows
+from aiayn.paper.layers import AddAndNorm, LearnedPositions, Sinusoids
 from aiayn.paper.transformer import Transformer
 
 # S source tokens, T target tokens of all sentences, packed; D d_model
 
 
 def accelerate(transformer: Transformer) -> Transformer:
-    """The same object, with faster products, attention and packing in place of the paper's modules' own."""
+    """The same object, with faster products, attention and packing in place of the paper's modules' own.
+
+    A Transformer with parts from beyond Table 3 stays as it is.
+    """
+    if not can_accelerate(transformer):
+        return transformer
     forwards: dict[type, Callable[..., Tensor]] = {
         Linear: lambda self, x: product(x, self.weight, self.bias),
         SelfAttention: attend_to_self,
@@ -30,6 +36,17 @@ def accelerate(transformer: Transformer) -> Transformer:
     transformer.logits = MethodType(_logits, transformer)  # type: ignore[method-assign]
     transformer.pack = _pack  # type: ignore[method-assign]
     return transformer
+
+
+def can_accelerate(transformer: Transformer) -> bool:
+    """Whether each part is one of Table 3: what is faster knows no other."""
+    attentions = [x for x in transformer.modules() if isinstance(x, SelfAttention | MemoryAttention)]
+    norms = [x for x in transformer.modules() if isinstance(x, AddAndNorm)]
+    return (
+        all(x.scores is scaled_dot_products for x in attentions)
+        and all(x.residual for x in norms)
+        and isinstance(transformer.source_positions, Sinusoids | LearnedPositions)
+    )
 
 
 def _logits(self: Transformer, hidden: Tensor) -> Tensor:

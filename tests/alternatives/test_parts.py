@@ -1,0 +1,144 @@
+"""Each part from beyond Table 3 against its definition, a head and a pair of tokens at a time; and it stays plain."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from models import BOS, PARTS, SOURCES, TABLE_3, TARGETS, batch, transformer
+from torch import Tensor, nn
+
+from aiayn.alternatives import relative_positions
+from aiayn.paper.fast.model import accelerate, can_accelerate
+from aiayn.paper.layers import AddAndNorm, sinusoids
+from aiayn.paper.loss import label_smoothed_cross_entropy
+from aiayn.paper.transformer import Transformer
+
+# S tokens of the source; T of the target; D d_model
+
+
+def by_definition(model: Transformer, source: list[int], target_input: list[int], **part: str) -> Tensor:
+    """The logits (T, vocabulary) for one sentence pair, with nothing of the model but its weights."""
+    part = {**TABLE_3, **part}
+    d_model = model.d_model
+
+    def score(attention: nn.Module, head: int, query: Tensor, key: Tensor, distance: int, to_itself: bool) -> Tensor:
+        if part["scores"] == "additive":
+            return (attention.scores.v[head] * torch.tanh(query + key)).sum()
+        if part["positions"] == "relative" and to_itself:
+            most = relative_positions.MAX_DISTANCE
+            key = key + attention.scores.vectors[max(-most, min(most, distance)) + most]
+        return query @ key / (1 if part["scores"] == "dot" else math.sqrt(len(key)))
+
+    def attend(attention: nn.Module, x: Tensor, memory: Tensor | None, causal: bool) -> Tensor:
+        heads, wide, deep = attention.num_heads, attention.d_k, attention.d_v
+        if memory is None:
+            projected = attention.query_key_value(x).split([heads * wide, heads * wide, heads * deep], 1)
+        else:
+            projected = attention.query(x), *attention.key_value(memory).split([heads * wide, heads * deep], 1)
+        queries, keys, values = ([*side.chunk(heads, 1)] for side in projected)
+        rows = []
+        for t in range(len(x)):
+            found = []
+            for h in range(heads):
+                seen = range(t + 1 if causal else len(keys[h]))
+                scores = [score(attention, h, queries[h][t], keys[h][s], s - t, memory is None) for s in seen]
+                weights = torch.stack(scores).exp()
+                found.append(sum(w * values[h][s] for w, s in zip(weights / weights.sum(), seen, strict=True)))
+            rows.append(torch.cat(found))
+        return attention.output(torch.stack(rows))
+
+    def add(around: AddAndNorm, x: Tensor, sublayer: Tensor) -> Tensor:
+        return around.norm(x + sublayer if part["residual"] == "connections" else sublayer)
+
+    def positions(length: int) -> Tensor | int:
+        return sinusoids(length, d_model) if part["positions"] == "sinusoids" else 0
+
+    sides = []
+    for tokens, layers in ((source, model.encoder), (target_input, model.decoder)):
+        x = model.embedding.weight[tokens] * math.sqrt(d_model)
+        for number, layer in enumerate(layers):
+            if number == 0 or part["residual"] == "positions":
+                x = x + positions(len(tokens))
+            x = add(layer.after_self_attention, x, attend(layer.self_attention, x, None, bool(sides)))
+            if sides:
+                x = add(layer.after_memory_attention, x, attend(layer.memory_attention, x, sides[0], False))
+            x = add(layer.after_feed_forward, x, layer.feed_forward[2](layer.feed_forward[0](x).relu()))
+        sides.append(x)
+    return sides[1] @ model.embedding.weight.t()
+
+
+# Longer than two clipped distances
+LONG = [[4 + number % 17 for number in range(37)], [5 + number % 13 for number in range(41)]]
+PAIRS = [*zip(SOURCES, TARGETS, strict=True), LONG]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_does_what_its_definition_says(name: str) -> None:
+    model = transformer(**PARTS[name])
+    logits = model(batch(*map(list, zip(*PAIRS, strict=True))))
+    expected = [by_definition(model, source, [BOS, *target[:-1]], **PARTS[name]) for source, target in PAIRS]
+    torch.testing.assert_close(logits, torch.cat(expected))
+    # Control: without the part it is another function
+    plain = {} if name in ("additive", "relative_positions") else {**TABLE_3}
+    others = [by_definition(model, *PAIRS[0], **{**PARTS[name], **plain})] if plain else []
+    assert all(not torch.allclose(other, expected[0]) for other in others)
+
+
+def test_the_reference_is_the_transformer_itself_where_no_part_is_changed() -> None:
+    model, (source, target) = transformer(), PAIRS[0]
+    found = by_definition(model, source, [BOS, *target[:-1]])
+    torch.testing.assert_close(model(batch([source], [target])), found)
+    for part in PARTS.values():
+        if part not in (PARTS["relative_positions"], PARTS["additive"]):  # whose weights this model lacks
+            assert not torch.allclose(by_definition(model, source, [BOS, *target[:-1]], **part), found)  # control
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_fast_way_leaves_it_as_it_is(name: str) -> None:
+    model = transformer(lambda model: model, **PARTS[name])
+    assert not can_accelerate(model)
+    before = {part: dict(vars(module)) for part, module in model.named_modules()}
+    assert accelerate(model) is model
+    assert {part: dict(vars(module)) for part, module in model.named_modules()} == before
+    table3 = transformer(lambda model: model)
+    assert can_accelerate(table3)  # control
+    assert "forward" not in vars(table3.encoder[0].self_attention)
+    assert "forward" in vars(accelerate(table3).encoder[0].self_attention)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_only_scores_with_weights_of_their_own_add_any_to_those_of_table_3(name: str) -> None:
+    ours, base = transformer(**PARTS[name]).state_dict(), transformer().state_dict()
+    new = {key.rpartition(".")[2] for key in ours.keys() - base.keys()}
+    assert new == {"additive": {"v"}, "relative_positions": {"vectors"}}.get(name, set())
+    assert base.keys() <= ours.keys()
+    assert all(ours[key].shape == value.shape for key, value in base.items())
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_gradient_of_every_parameter_equals_finite_differences(name: str) -> None:
+    sizes: dict[str, Any] = {"num_layers": 2, "d_model": 4, "d_ff": 5, "num_heads": 2, "d_k": 2, "d_v": 3}
+    model, given = transformer(**sizes, vocab_size=15, **PARTS[name]), batch()
+
+    def loss(moved: Transformer) -> Tensor:
+        return label_smoothed_cross_entropy(moved(given), given.target, 0.1)[0]
+
+    loss(model).backward()
+    torch.manual_seed(5)
+    for key, parameter in model.named_parameters():
+        direction, ends = torch.randn_like(parameter), []
+        for step in (1e-6, -1e-6):
+            moved = copy.deepcopy(model)
+            moved.get_parameter(key).data += step * direction
+            ends.append(loss(moved).item())
+        slope = (ends[0] - ends[1]) / 2e-6
+        torch.testing.assert_close((parameter.grad * direction).sum().item(), slope, rtol=1e-4, atol=1e-5, msg=key)
+
+
+def test_without_positions_the_encoder_does_not_know_an_order() -> None:
+    for name in ("no_positions", "relative_positions"):
+        model = transformer(**PARTS[name])
+        one, other = (model(batch([source], [TARGETS[0]])) for source in ([5, 7, 11, 3], [11, 5, 3, 7]))
+        assert torch.allclose(one, other) == (name == "no_positions")  # relative positions are the control
