@@ -53,7 +53,7 @@ class RecurrentModel(nn.Module):
         for_source = self._draw(seed_and_update, "source", batch.first_source, source)
         for_target = self._draw(seed_and_update, "target", batch.first_target, target)
         memory, states = self.encode(batch.source, source, for_source)
-        x = self._embed(target.in_time(batch.target_input))
+        x = self.embed(target.in_time(batch.target_input))
         for lstm, dropout, state in zip(self.decoder, self.target_dropouts, states, strict=True):
             x, _ = target.run(lstm, dropout(x, for_target), state)
         x = target.in_sentences(x)
@@ -65,7 +65,7 @@ class RecurrentModel(nn.Module):
         self, tokens: Tensor, source: "TimeSteps", randomness: Randomness | None = None
     ) -> tuple[Tensor, list[State]]:
         """The source (S,) as memory (S, D), and the first state of each of the decoder's layers."""
-        x, states = self._embed(source.in_time(tokens)), []
+        x, states = self.embed(source.in_time(tokens)), []
         for lstm, dropout in zip(self.encoder, self.source_dropouts, strict=True):
             x, both = source.run(lstm, dropout(x, randomness))
             hidden, cell = (torch.cat(directions.chunk(2), 2) for directions in both)  # from (2, B, D / 2)
@@ -76,7 +76,8 @@ class RecurrentModel(nn.Module):
         """hidden (..., D) as (..., vocabulary), with the embedding's weights."""
         return hidden @ self.embedding.weight.t()
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens (...) as (..., D), times sqrt(d_model) as in the Transformer."""
         return self.embedding(tokens) * self.d_model**0.5  # type: ignore[no-any-return]
 
     def _draw(
@@ -88,7 +89,7 @@ class RecurrentModel(nn.Module):
         assert seed_and_update is not None, "dropout is a function of seed and update: give both"
         keys = to_device(layer_keys(*seed_and_update, side, len(dropouts)), steps.device)
         drawn = draw(keys, first, steps.tokens, self.d_model)
-        return drawn._replace(tokens=drawn.tokens[:, steps.order.data])
+        return Randomness(drawn.tokens[:, steps.order.data], drawn.features)
 
 
 def _numbered(dropout: float, count: int) -> nn.ModuleList:
@@ -165,7 +166,7 @@ class RecurrentDecoding:
 
     def step(self, tokens: Tensor) -> Tensor:
         """See Decoding."""
-        x = self.model._embed(tokens.flatten()).unsqueeze(0)  # (1, B * W, D): one time step
+        x = self.model.embed(tokens.flatten()).unsqueeze(0)  # (1, B * W, D): one time step
         for number, lstm in enumerate(self.model.decoder):
             x, state = lstm(x, tuple(part.flatten(0, 1).unsqueeze(0) for part in self.states[number]))
             self.states[number] = [part.view(*tokens.shape, -1) for part in state]
