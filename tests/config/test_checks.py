@@ -17,13 +17,15 @@ def test_decoding_is_compiled_for_32_bits_on_a_cpu_only(words):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("experiment=s_rnn model.num_heads=4", "model.num_heads=4: does not suit model.kind=rnn; use 1, or "),
+        ("experiment=s_rnn model.num_heads=4", "model.num_heads=4: does not suit model.kind=rnn; use 0, or "),
         ("experiment=s_rnn_attention model.residual=connections", "model.residual=connections: does not suit"),
         (
             "experiment=s_rnn_attention model.d_ff=2048",
-            "model.d_ff=512: does not suit model.kind=rnn_attention; use 128",
+            "model.d_ff=512: does not suit model.kind=rnn_attention; use 0",
         ),
         ("model.kind=rnn", "model.positions=sinusoids: does not suit model.kind=rnn; use none, or experiment=s_rnn,"),
+        ("model.num_heads=0", "model.num_heads=0: must be at least 1 with model.kind=transformer"),
+        ("experiment=s_rnn model.kind=transformer", "model.d_ff=0: must be at least 1 with model.kind=transformer"),
         ("model.positions=relative model.scores=additive", "model.scores=additive: .* use scaled"),
         ("model.positions=relative model.scores=dot", "model.scores=dot: .* use scaled"),
         ("experiment=f_no_positions model.residual=positions", "model.residual=positions: .* use model.positions=sin"),

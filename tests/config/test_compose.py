@@ -219,7 +219,8 @@ def test_a_config_file_gives_the_same_run_back(tmp_path):
 
 # What is beyond Table 3, what each row of it differs in from base, and its published BLEU.
 ONE_HEAD = {"num_heads": 1, "d_k": 512, "d_v": 512}
-RECURRENT = {"positions": "none", "scores": "dot", "residual": "none", "d_ff": 512, **ONE_HEAD}
+RECURRENT = {"positions": "none", "scores": "dot", "residual": "none", "num_layers": 4, "dropout": 0.2}
+RECURRENT |= dict.fromkeys(("d_ff", "num_heads", "d_k", "d_v"), 0)
 BEYOND = {
     "f_no_positions": ({"positions": "none"}, 12.5),
     "f_relative_positions": ({"positions": "relative"}, 25.8),

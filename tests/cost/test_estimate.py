@@ -1,17 +1,14 @@
 """What a run takes: the figures are those of real models, of real runs and of a table made by hand."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from aiayn.alternatives.parts import transformer
 from aiayn.config import compose, folders, schema
 from aiayn.cost import estimate, plan
-from aiayn.evaluation.evaluate import parameters
+from aiayn.evaluation.evaluate import build, parameters
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
-from aiayn.paper.fast.model import accelerate
 from aiayn.runs import records
 from tests.cost.test_flops import THE_WORK
 
@@ -40,6 +37,13 @@ def test_the_rows_take_what_the_table_of_the_work_says() -> None:
     assert sum(row.seconds for row in slower) / 3600 == pytest.approx(33.2, abs=0.1)  # control: at 30 % of it
 
 
+@pytest.mark.parametrize(("name", "attention"), [("s_rnn", 0), ("s_rnn_attention", 2 * 512**2)])
+def test_a_recurrent_row_is_planned_alone_with_its_own_parameters(name: str, attention: int) -> None:
+    (row,) = planned(f"experiment={name}", "scale=paper", "data.vocab_size=997")
+    # Four layers of 6 and 8 d_model^2 weights, two biases of each gate, and the embedding
+    assert row.parameters == 4 * (14 * 512**2 + 2 * 2 * 4 * 512) + attention + 997 * 512
+
+
 def test_the_parameters_are_those_of_the_model_that_training_builds() -> None:
     (row,) = planned("scale=mini", "model.d_ff=800", "data.vocab_size=997")
     model = transformer(**vars(row.run.model), max_length=row.run.data.max_length, vocab_size=997)
@@ -60,11 +64,14 @@ def test_a_row_beyond_table_3_is_planned_alone_with_its_own_parameters(name: str
     assert (row.flops == table3[like].flops) == (layers == 0)
 
 
-def saved(dropout: float, source: int, target: int) -> tuple[float, float]:
+SMALL = ("scale=paper", "model.num_layers=2", "model.d_model=46")
+OF_TRANSFORMER = (*SMALL, "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "model.d_v=17")
+
+
+def saved(dropout: float, source: int, target: int, *words: str) -> tuple[float, float]:
     """Bytes that torch keeps for the backward pass, weights left out, and what the estimate says; for 64 sentences."""
-    run = compose.compose_row("model.d_model=46", "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "scale=paper")
-    sizes = dataclasses.replace(run.model, num_layers=2, d_v=17, dropout=dropout)
-    model = accelerate(transformer(**vars(sizes), max_length=13, vocab_size=31).double())
+    run = compose.compose_row(*(words or OF_TRANSFORMER), f"model.dropout={dropout}", "hardware.precision=64-true")
+    model, sizes = build(run, 31), run.model
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -89,6 +96,14 @@ def test_what_is_kept_for_the_backward_pass_is_what_torch_keeps(dropout: float) 
     alive, expected = saved(dropout, 7, 7)
     assert expected == alive
     assert saved(0.1 - dropout, 7, 7)[0] != alive  # control: a mask is seen
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("row", ["s_rnn", "s_rnn_attention"])
+def test_what_a_recurrent_row_keeps_is_what_torch_keeps(row: str, dropout: float) -> None:
+    alive, expected = saved(dropout, 7, 7, f"experiment={row}", *SMALL)
+    assert expected == alive
+    assert saved(0.1 - dropout, 7, 7, f"experiment={row}", *SMALL)[0] != alive  # control: a mask is seen
 
 
 def test_a_prepared_corpus_gives_its_lengths_vocabulary_and_tokens(finished) -> None:

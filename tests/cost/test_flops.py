@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from aiayn.alternatives.parts import transformer
+from aiayn.alternatives.recurrent import RecurrentModel
 from aiayn.config import compose, schema
 from aiayn.cost import flops
 from aiayn.data import encoded
@@ -140,3 +141,23 @@ def test_operations_are_written_as_in_table_2() -> None:
 )
 def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name, peak):
     assert flops.peak_of(name) == peak
+
+
+@pytest.mark.parametrize("kind", ["rnn", "rnn_attention"])
+def test_the_formula_of_a_recurrent_model_is_torch_s_count_to_the_last_operation(kind: str) -> None:
+    sizes = compose.compose_row(f"experiment=s_{kind}", "scale=paper", "model.num_layers=3", "model.d_model=26").model
+    model = RecurrentModel(num_layers=3, d_model=26, dropout=0.0, attention=kind == "rnn_attention", vocab_size=VOCAB)
+    source, target = (torch.randint(4, VOCAB, (count,)) for count in TOKENS.values())
+    offsets = [torch.arange(SENTENCES + 1) * length for length in (SOURCE, TARGET)]
+    with FlopCounterMode(display=False) as counter:
+        hidden = model.double().hidden(Batch(source, target, target, *offsets))
+        loss, _ = label_smoothed_cross_entropy(hidden, model.embedding.weight, target, 0.1)
+        loss.backward()
+    formula = flops.training_flops(sizes, VOCAB, **TOKENS, source_length=SOURCE, length=TARGET)
+    one_vector = 2 * TOKENS["target_tokens"] * 26
+    # The first state of the encoder is zero and has no gradient: one product less in each direction of each layer
+    no_gradient = SENTENCES * 3 * 2 * (2 * 4 * 13 * 13)
+    assert counter.get_total_flops() == formula + one_vector - no_gradient
+    other = "rnn" if kind == "rnn_attention" else "rnn_attention"
+    changed = dataclasses.replace(sizes, kind=other)
+    assert flops.training_flops(changed, VOCAB, **TOKENS, source_length=SOURCE, length=TARGET) != formula  # control

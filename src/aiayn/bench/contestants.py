@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.bench import rivals
 from aiayn.bench.rivals import SENTENCES, Decode
 from aiayn.bench.sheets import OURS
@@ -107,6 +108,7 @@ def trainers(config: Config, precisions: list[str], device: str, *, ours: bool) 
         return rivals.smoothed_loss(hidden, module.embedding.weight, batch, smoothing)  # type: ignore[union-attr, arg-type]
 
     model = build(config, config.data.vocab_size).to(device).eval()
+    assert isinstance(model, Transformer)
     reference = _loss_and_gradients(model, our_loss, batches[0], "fp32", device)
     contestants = []
     for precision in precisions:
@@ -163,8 +165,9 @@ def compile_parts(module: nn.Module, tokens: int) -> None:
         setattr(module, part, torch.compile(getattr(module, part), dynamic=True))
 
 
-def endless(model: Transformer) -> Transformer:
+def endless(model: TranslationModel) -> Transformer:
     """The model, changed so that EOS is never likely: every output is as long as it may be in every search."""
+    assert isinstance(model, Transformer)
     last = model.decoder[-1]
     assert isinstance(last, DecoderLayer)
     direction = F.normalize(torch.randn(model.d_model), dim=0)

@@ -4,6 +4,8 @@ import math
 
 from aiayn.config.schema import BEYOND, HEAD_WIDTH, NAME, ROWS, Config, ConfigError, Model, leaves
 
+_OF_TRANSFORMER = ("d_ff", "num_heads", "d_k", "d_v")
+
 
 def checked(config: Config) -> Config:
     """The same config, every value inside its range; ConfigError names the first that is not."""
@@ -74,15 +76,17 @@ def in_range(config: Config) -> Config:
 def _parts_suit(model: Model) -> None:
     """ConfigError names the first part that the others leave no room for."""
     if model.kind != "transformer":
-        # The state of an LSTM is as wide as the embedding; attention to such states has one head of all of it
-        only = {"positions": "none", "scores": "dot", "residual": "none", "num_heads": 1}
-        only |= dict.fromkeys(("d_ff", "d_k", "d_v"), model.d_model)
+        only: dict[str, str | int] = {"positions": "none", "scores": "dot", "residual": "none"}
+        only |= dict.fromkeys(_OF_TRANSFORMER, 0)
         for key, value in only.items():
             if getattr(model, key) != value:
                 raise ConfigError(
                     f"model.{key}={getattr(model, key)}: does not suit model.kind={model.kind};"
                     f" use {value}, or experiment=s_{model.kind}, which has all that does"
                 )
+    for key in _OF_TRANSFORMER if model.kind == "transformer" else ():
+        if getattr(model, key) == 0:
+            raise ConfigError(f"model.{key}=0: must be at least 1 with model.kind=transformer")
     if model.positions == "relative" and model.scores != "scaled":
         raise ConfigError(
             f"model.scores={model.scores}: model.positions=relative adds to scaled dot products; use scaled"

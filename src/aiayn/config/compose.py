@@ -117,7 +117,7 @@ def scaled(config: Config) -> Config:
     scale, model, training = config.scale, config.model, config.training
 
     def times(value: int, factor: float) -> int:
-        return max(1, round(value * factor))
+        return max(min(value, 1), round(value * factor))
 
     return dataclasses.replace(
         config,

@@ -50,10 +50,10 @@ class Model:
 
     num_layers: int = _number(1, 64)
     d_model: int = _number(2, 65536)
-    d_ff: int = _number(1, 262144)
-    num_heads: int = _number(1, 1024)
-    d_k: int = _number(1, 65536)
-    d_v: int = _number(1, 65536)
+    d_ff: int = _number(0, 262144)  # 0, like the three after it, in a recurrent model
+    num_heads: int = _number(0, 1024)
+    d_k: int = _number(0, 65536)
+    d_v: int = _number(0, 65536)
     dropout: float = _number(0.0, below=1.0)
     kind: str = _one_of("transformer", "rnn", "rnn_attention")
     positions: str = _one_of("sinusoids", "learned", "relative", "none")

@@ -102,8 +102,13 @@ def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: CorpusS
     `narrow` bytes has a number in matrix products, `wide` in sums and norms, `mask` an element of a dropout's mask.
     """
     d, h = model.d_model, model.num_heads
-    keys_and_values = h * (model.d_k + model.d_v)
     dropout = mask * d if model.dropout else 0
+    if model.kind != "transformer":
+        # The input, four gates, the cell, its tanh and the state; then memory, states and contexts before and after
+        lstm = narrow * 8 * d + dropout
+        attended = narrow * 7 * d + wide * corpus.source_length if model.kind == "rnn_attention" else 0
+        return model.num_layers * 2 * lstm + attended + narrow * d
+    keys_and_values = h * (model.d_k + model.d_v)
     norm = wide * (d + 2) + dropout
     feed_forward = narrow * (d + model.d_ff) + norm
 

@@ -43,6 +43,15 @@ def training_flops(
     The two lengths are the token-weighted mean lengths of source and target sentences. Of masked self-attention only
     the half that is not masked counts; norms, dropout, biases and the optimiser do not.
     """
+    d = model.d_model
+    products = _of_transformer if model.kind == "transformer" else _of_recurrent
+    source, target = products(model, source_length, length)
+    layers = source * source_tokens + target * target_tokens
+    return 6.0 * (layers + embedding_rows * d * target_tokens)
+
+
+def _of_transformer(model: Model, source_length: float, length: float) -> tuple[float, float]:
+    """Multiplications with additions of the forward pass through all layers for a source token and a target token."""
     d, h = model.d_model, model.num_heads
     keys_and_values = h * (model.d_k + model.d_v)
     attention, feed_forward = 2 * d * keys_and_values, 2 * d * model.d_ff  # weights, as many products a token
@@ -52,8 +61,14 @@ def training_flops(
     # Queries and output belong to the target, keys and values of attention to the encoder to the source
     source = attention + feed_forward + d * keys_and_values + pair * source_length + relative
     target = attention + feed_forward + d * keys_and_values + pair * (length / 2 + source_length) + relative
-    layers = model.num_layers * (source * source_tokens + target * target_tokens)
-    return 6.0 * (layers + embedding_rows * d * target_tokens)
+    return model.num_layers * source, model.num_layers * target
+
+
+def _of_recurrent(model: Model, source_length: float, length: float) -> tuple[float, float]:
+    """The same of LSTMs: four gates, each of the input and of the state before, whose width is half in the encoder."""
+    d = model.d_model
+    attention = 2 * d * d + 2 * d * source_length if model.kind == "rnn_attention" else 0
+    return model.num_layers * 6 * d * d, model.num_layers * 8 * d * d + attention
 
 
 def weighted_length(lengths: Lengths) -> float:

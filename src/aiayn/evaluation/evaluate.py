@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import torch
 
 from aiayn.alternatives.parts import transformer
+from aiayn.alternatives.recurrent import RecurrentModel, TranslationModel
 from aiayn.config.compose import decoded_as_its_row
 from aiayn.config.folders import in_other_precisions, run_folder, variation
 from aiayn.config.schema import Config, ConfigError
@@ -20,26 +21,30 @@ from aiayn.evaluation.search import search
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
 from aiayn.paper.fast.model import accelerate
 from aiayn.paper.fast.process import compute_with
-from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint, jobs
 
 HeldOut = Literal["dev", "test"]
 
 
-def build(config: Config, vocab_size: int) -> Transformer:
-    """The row's Transformer, initialised from its seed."""
+def build(config: Config, vocab_size: int) -> TranslationModel:
+    """The row's model, initialised from its seed."""
     torch.manual_seed(config.seed)
-    fidelity = config.fidelity
+    fidelity, sizes = config.fidelity, dataclasses.asdict(config.model)
+    rows, wide = fidelity.rows(vocab_size), config.hardware.precision == "64-true"
+    if config.model.kind != "transformer":
+        of_lstm = {key: sizes[key] for key in ("num_layers", "d_model", "dropout")}
+        recurrent = RecurrentModel(**of_lstm, attention=config.model.kind == "rnn_attention", vocab_size=rows)
+        return recurrent.double() if wide else recurrent
     model = transformer(
-        **dataclasses.asdict(config.model),
+        **sizes,
         max_length=config.data.max_length,
-        vocab_size=fidelity.rows(vocab_size),
+        vocab_size=rows,
         sinusoids_in_halves=fidelity.sinusoids == "halves",
         target_space=fidelity.target_space,
         zero_start=fidelity.zero_start,
     )
     # Before a checkpoint is loaded: weights of 64 bits would lose half of them in a model of 32
-    return accelerate(model.double() if config.hardware.precision == "64-true" else model)
+    return accelerate(model.double() if wide else model)
 
 
 def parameters(run: Config, vocab_size: int) -> int:
@@ -49,7 +54,7 @@ def parameters(run: Config, vocab_size: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int) -> tuple[float, int]:
+def teacher_forced_nats(model: TranslationModel, pairs: Pairs, tokens_per_batch: int) -> tuple[float, int]:
     """The negative log-likelihood of the references in nats, unsmoothed, and their tokens, EOS included."""
     device = next(model.parameters()).device
     training = model.training
@@ -65,7 +70,7 @@ def teacher_forced_nats(model: Transformer, pairs: Pairs, tokens_per_batch: int)
 
 
 def evaluate(
-    model: Transformer, dataset: Dataset, split: HeldOut, config: Config, done: Callable[[int], None] | None = None
+    model: TranslationModel, dataset: Dataset, split: HeldOut, config: Config, done: Callable[[int], None] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures of `result.json` for a split, and the translations, one for each line of it."""
     pairs = dataset.pairs(split)
@@ -86,7 +91,7 @@ def evaluate(
     return figures, translations
 
 
-def trained(config: Config) -> tuple[Transformer, Dataset, Path]:
+def trained(config: Config) -> tuple[TranslationModel, Dataset, Path]:
     """The model that a run has trained, its corpus and its folder; the mean of the last `average` checkpoints if asked.
 
     It may be decoded in another way than the row's own: the weights are the same. Raises ConfigError when the run has

@@ -246,6 +246,8 @@ def main(config: Config) -> None:
     """Exports the run that the configuration names into its folder, with its tokenizer."""
     if config.format not in LIBRARIES:
         raise ConfigError(f"format={config.format}: export writes {', '.join(LIBRARIES)}")
+    if config.model.kind != "transformer":
+        raise ConfigError(f"model.kind={config.model.kind}: only Transformers are exported, such as experiment=base")
     if config.format != "safetensors" and not config.model.in_table3:
         raise ConfigError(
             f"format={config.format}: holds the parts of Table 3, not those of experiment={config.experiment};"
@@ -258,6 +260,7 @@ def main(config: Config) -> None:
     if find_spec(library) is None:
         raise ConfigError(f"format={config.format}: {library} is not installed; pip install 'aiayn[export]'")
     model, dataset, run_folder = trained(config)
+    assert isinstance(model, Transformer)
     folder = run_folder / f"export-{config.format}"
     export(model, dataset.tokenizer.subwords, config.format, folder)
     storage.write_bytes(folder / "tokenizer.model", (dataset.folder / "tokenizer.model").read_bytes())

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from aiayn.alternatives.recurrent import RecurrentDecoder, RecurrentModel, TranslationModel
 from aiayn.config.schema import ConfigError, Decoding, Hardware
 from aiayn.core import process_pool
 from aiayn.data.sentencepiece_bpe import BOS, EOS
@@ -17,7 +18,6 @@ from aiayn.paper.fast.decoding import FastDecoder
 from aiayn.paper.fast.model import can_accelerate
 from aiayn.paper.fast.search import best_continuations
 from aiayn.paper.incremental_decoding import Decoder, IncrementalDecoder
-from aiayn.paper.transformer import Transformer
 
 Indices = np.ndarray  # of sentences that are searched together
 
@@ -32,7 +32,7 @@ def can_search(decoding: Decoding) -> None:
 
 
 def search(
-    model: Transformer,
+    model: TranslationModel,
     sources: list[Any],
     decoding: Decoding,
     hardware: Hardware,
@@ -49,8 +49,12 @@ def search(
     model.eval()
     kind = model.embedding.weight.device.type
     with torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
+        if isinstance(model, RecurrentModel):
+            decoder: Decoder = RecurrentDecoder(model)
+        else:
+            decoder = FastDecoder(model, compiled=compiled) if can_accelerate(model) else IncrementalDecoder(model)
         return translate_ids(
-            FastDecoder(model, compiled=compiled) if can_accelerate(model) else IncrementalDecoder(model),
+            decoder,
             sources,
             **how,
             continuations=kernels.best_continuations if compiled else best_continuations,

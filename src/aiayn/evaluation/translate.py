@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import BinaryIO
 
+from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config.schema import Config, Decoding, Hardware
 from aiayn.core import progress
 from aiayn.data.encoded import Dataset
 from aiayn.evaluation.evaluate import trained
 from aiayn.evaluation.search import search
 from aiayn.paper.fast.process import compute_with
-from aiayn.paper.transformer import Transformer
 
 LINES_AT_ONCE = 1000
 # Attention takes memory by the square of a line's tokens, so a book without a line feed must not be one sentence
@@ -21,7 +21,7 @@ CHARACTERS_A_PIECE = 16  # SentencePiece's own limit: so many characters for eac
 
 
 def translate(
-    model: Transformer,
+    model: TranslationModel,
     dataset: Dataset,
     decoding: Decoding,
     hardware: Hardware,

@@ -106,7 +106,10 @@ def _tokens(dataset: Dataset, ids: Tensor) -> list[str]:
 def main(config: Config, source: BinaryIO | None = None) -> None:
     """Draws the first line of standard input with the run that the configuration names, and measures its heads."""
     compute_with(config.hardware.threads)
+    if config.model.kind != "transformer":
+        raise ConfigError(f"model.kind={config.model.kind}: it draws heads of Transformers, such as experiment=base")
     model, dataset, folder = trained(config)
+    assert isinstance(model, Transformer)
     sentence = (source or sys.stdin.buffer).readline().decode("utf-8", "replace").strip()
     batch = translated(model, dataset, config, sentence)
     weights = weights_of(model, batch)

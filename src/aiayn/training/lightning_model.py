@@ -1,4 +1,4 @@
-"""The Transformer as Lightning trains it: one `training_step` is one update of section 5."""
+"""A model as Lightning trains it: one `training_step` is one update of section 5."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.paper.batch import to_host
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
 from aiayn.paper.fast.model import is_compiled
 from aiayn.paper.schedule import learning_rate
-from aiayn.paper.transformer import Transformer
 from aiayn.training.gradient_sum import GradientSum
 from aiayn.training.lightning_data import Update
 
@@ -47,11 +47,11 @@ class Unsettled:
 
 
 class LightningTransformer(pl.LightningModule):
-    """A Transformer with its optimiser (5.3), its loss (5.4) and the number of updates done."""
+    """A model, most often a Transformer, with its optimiser (5.3), its loss (5.4) and the number of updates done."""
 
     def __init__(
         self,
-        transformer: Transformer,
+        transformer: TranslationModel,
         *,
         d_model: int,
         seed: int,

@@ -20,6 +20,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
+from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config import compose, folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, signals, storage
@@ -134,6 +135,7 @@ def fit(
         # Else each process would choose its kernels by how fast they are at that moment
         compiler.deterministic = deterministic
         sizes = (run.training.tokens_per_update, run.hardware.tokens_per_micro_batch)
+        assert isinstance(module.transformer, Transformer)
         compile_stacks(module.transformer, rows_of_part(*sizes, ranks))
     training, start = run.training, module.updates_done
     pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
@@ -196,7 +198,7 @@ def fit(
 def finish(
     run: Config,
     folder: Path,
-    transformer: Transformer,
+    transformer: TranslationModel,
     dataset: Dataset,
     record: Record,
     show: Callable[[dict[str, Any]], None],

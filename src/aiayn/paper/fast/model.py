@@ -5,7 +5,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aiayn.paper.attention import Linear, MemoryAttention, SelfAttention, scaled_dot_products
 from aiayn.paper.batch import Batch
@@ -67,9 +67,9 @@ def compile_stacks(transformer: Transformer, rows: int, **options: Any) -> None:
     transformer.hidden = CompiledHidden(transformer, rows, **options)  # type: ignore[method-assign]
 
 
-def is_compiled(transformer: Transformer) -> bool:
+def is_compiled(model: nn.Module) -> bool:
     """Whether `hidden` runs compiled stacks now: not in evaluation, which is not worth the compiler's time."""
-    return isinstance(transformer.hidden, CompiledHidden) and torch.is_grad_enabled()
+    return isinstance(model.hidden, CompiledHidden) and torch.is_grad_enabled()
 
 
 class CompiledHidden:

@@ -1,0 +1,187 @@
+"""Recurrent sequence to sequence, before the Transformer: LSTM encoder and decoder, with or without attention between.
+
+The sources are Luong, Pham and Manning 2015, "Effective Approaches to Attention-based Neural Machine Translation", and
+Britz, Goldie, Luong and Le 2017, "Massive Exploration of Neural Machine Translation Architectures".
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from aiayn.paper.batch import Batch, Packing, to_device
+from aiayn.paper.dropout import Dropout, Randomness, draw, layer_keys
+from aiayn.paper.transformer import Transformer
+
+# S source tokens, T target tokens of all sentences, packed; B sentences; L tokens of the longest source
+# W hypotheses of each sentence; D d_model
+
+State = tuple[Tensor, Tensor]
+"""The hidden state and the cell state of one LSTM layer, each (1, B, D)."""
+
+
+class RecurrentModel(nn.Module):
+    """LSTM encoder and decoder of N layers each, and one embedding for source, target and softmax.
+
+    The encoder's final state is the decoder's first one: without `attention` all that the decoder has of the source.
+    """
+
+    def __init__(self, *, num_layers: int, d_model: int, dropout: float, attention: bool, vocab_size: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+        # Paper: Luong reads the source backwards, Britz in both directions, which they find better (their
+        # section 4.4); here each direction has half of the units, so that both final states make up the decoder's first
+        self.encoder = nn.ModuleList(nn.LSTM(d_model, d_model // 2, bidirectional=True) for _ in range(num_layers))
+        self.decoder = nn.ModuleList(nn.LSTM(d_model, d_model) for _ in range(num_layers))
+        self.attention = DotAttention(d_model) if attention else None
+        # Paper: both have an embedding for each language and a softmax of its own; tied here, as in the Transformer
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
+        # Paper: Britz drops the input of each cell; Luong points to Zaremba et al. 2014, who drop the last output too
+        self.source_dropouts, self.target_dropouts = (_numbered(dropout, num_layers) for _ in range(2))
+
+    def forward(self, batch: Batch, seed_and_update: tuple[int, int] | None = None) -> Tensor:
+        """The logits (T, vocabulary) of each target token, given the source and the target tokens before it."""
+        return self.logits(self.hidden(batch, seed_and_update))
+
+    def hidden(self, batch: Batch, seed_and_update: tuple[int, int] | None = None) -> Tensor:
+        """The decoder's output (T, D), from which `logits` follow.
+
+        In training, dropout is a function of the run's seed, the number of the update and each token's number in it.
+        """
+        source = TimeSteps(batch.source_offsets, batch.source.device)
+        target = TimeSteps(batch.target_offsets, batch.target_input.device)
+        for_source = self._draw(seed_and_update, "source", batch.first_source, source)
+        for_target = self._draw(seed_and_update, "target", batch.first_target, target)
+        memory, states = self.encode(batch.source, source, for_source)
+        x = self.embed(target.in_time(batch.target_input))
+        for lstm, dropout, state in zip(self.decoder, self.target_dropouts, states, strict=True):
+            x, _ = target.run(lstm, dropout(x, for_target), state)
+        x = target.in_sentences(x)
+        if self.attention is not None:
+            x = target.unpad(self.attention(target.pad(x), source.pad(memory), source.mask))
+        return x
+
+    def encode(
+        self, tokens: Tensor, source: "TimeSteps", randomness: Randomness | None = None
+    ) -> tuple[Tensor, list[State]]:
+        """The source (S,) as memory (S, D), and the first state of each of the decoder's layers."""
+        x, states = self.embed(source.in_time(tokens)), []
+        for lstm, dropout in zip(self.encoder, self.source_dropouts, strict=True):
+            x, both = source.run(lstm, dropout(x, randomness))
+            hidden, cell = (torch.cat(directions.chunk(2), 2) for directions in both)  # from (2, B, D / 2)
+            states.append((hidden, cell))
+        return source.in_sentences(x), states
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden (..., D) as (..., vocabulary), with the embedding's weights."""
+        return hidden @ self.embedding.weight.t()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens (...) as (..., D), times sqrt(d_model) as in the Transformer."""
+        return self.embedding(tokens) * self.d_model**0.5  # type: ignore[no-any-return]
+
+    def _draw(
+        self, seed_and_update: tuple[int, int] | None, side: str, first: int, steps: "TimeSteps"
+    ) -> Randomness | None:
+        dropouts = self.source_dropouts if side == "source" else self.target_dropouts
+        if not self.training or dropouts[0].probability == 0:
+            return None
+        assert seed_and_update is not None, "dropout is a function of seed and update: give both"
+        keys = to_device(layer_keys(*seed_and_update, side, len(dropouts)), steps.device)
+        drawn = draw(keys, first, steps.tokens, self.d_model)
+        return Randomness(drawn.tokens[:, steps.order.data], drawn.features)
+
+
+def _numbered(dropout: float, count: int) -> nn.ModuleList:
+    layers = [Dropout(dropout) for _ in range(count)]
+    for number, layer in enumerate(layers):
+        layer.number = number
+    return nn.ModuleList(layers)
+
+
+TranslationModel = Transformer | RecurrentModel
+"""What can be trained and searched with: `hidden` of a Batch, `embedding`, `logits`."""
+
+
+class TimeSteps(Packing):
+    """A packed side whose tokens can stand in the order of nn.LSTM: the first of every sentence, then the second."""
+
+    def __init__(self, offsets: Tensor, device: torch.device) -> None:
+        super().__init__(offsets, device=device)
+        numbers = self.pad(torch.arange(self.tokens, device=device))
+        self.order = pack_padded_sequence(numbers, self.lengths, batch_first=True, enforce_sorted=False)
+
+    def in_time(self, x: Tensor) -> Tensor:
+        """x (tokens, ...) of one sentence after the other, in the order of time steps."""
+        return x[self.order.data]
+
+    def in_sentences(self, x: Tensor) -> Tensor:
+        """The inverse of `in_time`."""
+        return x[self.order.data.argsort()]
+
+    def run(self, lstm: nn.Module, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """The outputs for x (tokens, D) in the order of time steps, and the state after each sentence's last token."""
+        output, state = lstm(self.order._replace(data=x), state)
+        return output.data, state
+
+
+class DotAttention(nn.Module):
+    """Global attention with dot scores (Luong, section 3.1): tanh(W_c [c; h]) of the decoder's state h, context c."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        # Paper: with and without "input feeding" of this layer's output (Luong, section 3.3); here without
+        self.combine = nn.Linear(2 * d_model, d_model, bias=False)
+
+    def forward(self, states: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
+        """The decoder's states (B, T, D) as (B, T, D); memory (B, L, D), mask (B, 1, 1, L) of 0 or -inf."""
+        scores = states @ memory.transpose(1, 2)  # (B, T, L)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if mask is not None:
+            scores = scores + mask.squeeze(1)
+        context = scores.softmax(2).to(memory.dtype) @ memory
+        return self.combine(torch.cat((context, states), 2)).tanh()  # type: ignore[no-any-return]
+
+
+class RecurrentDecoder:
+    """A trained RecurrentModel as the beam search's Decoder."""
+
+    def __init__(self, model: RecurrentModel) -> None:
+        assert not model.training, "dropout would be on: call eval()"
+        self.model, self.device = model, model.embedding.weight.device
+
+    def start(self, source: Tensor, source_offsets: Tensor) -> "RecurrentDecoding":
+        """The beginning of a batch: source (S,), `source_offsets` (B + 1,)."""
+        steps = TimeSteps(source_offsets, source.device)
+        memory, states = self.model.encode(source, steps)
+        return RecurrentDecoding(self.model, steps.pad(memory), steps.mask, states)
+
+
+class RecurrentDecoding:
+    """A batch being decoded: the state of each layer and hypothesis, and the memory once for all hypotheses."""
+
+    def __init__(self, model: RecurrentModel, memory: Tensor, mask: Tensor | None, states: list[State]) -> None:
+        self.model, self.memory, self.mask = model, memory, mask  # (B, L, D), (B, 1, 1, L) or None
+        self.states = [[part.transpose(0, 1) for part in state] for state in states]  # (B, W, D)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See Decoding."""
+        x = self.model.embed(tokens.flatten()).unsqueeze(0)  # (1, B * W, D): one time step
+        for number, lstm in enumerate(self.model.decoder):
+            x, state = lstm(x, tuple(part.flatten(0, 1).unsqueeze(0) for part in self.states[number]))
+            self.states[number] = [part.view(*tokens.shape, -1) for part in state]
+        x = x.view(*tokens.shape, -1)
+        if self.model.attention is not None:
+            x = self.model.attention(x, self.memory, self.mask)
+        return self.model.logits(x)
+
+    def reorder(self, parents: Tensor) -> None:
+        """See Decoding."""
+        rows = torch.arange(len(parents), device=parents.device).unsqueeze(1)
+        self.states = [[part[rows, parents] for part in state] for state in self.states]
+
+    def keep(self, sentences: Tensor) -> None:
+        """See Decoding."""
+        self.memory = self.memory[sentences]
+        self.mask = None if self.mask is None else self.mask[sentences]
+        self.states = [[part[sentences] for part in state] for state in self.states]
