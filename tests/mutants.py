@@ -107,15 +107,15 @@ MUTANTS = (
     Mutant(
         "the norm stands before the residual sum",
         "src/aiayn/paper/layers.py",
-        "self.norm(x + self.dropout(sublayer_of_x, randomness))",
-        "x + self.norm(self.dropout(sublayer_of_x, randomness))",
+        "self.norm(x + dropped if self.residual else dropped)",
+        "x + self.norm(dropped)",
         "tests/paper/test_transformer.py::test_it_is_torch_s_transformer_with_dropout_in_the_two_places_only",
     ),
     Mutant(
         "dropout falls on the residual sum",
         "src/aiayn/paper/layers.py",
-        "self.norm(x + self.dropout(sublayer_of_x, randomness))",
-        "self.norm(self.dropout(x + sublayer_of_x, randomness))",
+        "self.dropout(sublayer_of_x, randomness)\n        return self.norm(x + dropped if",
+        "self.dropout(x + sublayer_of_x, randomness)\n        return self.norm(dropped if",
         "tests/paper/test_transformer.py::test_it_is_torch_s_transformer_with_dropout_in_the_two_places_only",
     ),
     Mutant(
