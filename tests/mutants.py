@@ -286,6 +286,27 @@ MUTANTS = (
         "claims = _claims(trained[name])",
         "tests/tables/test_table3.py::test_rows_are_compared_on_one_text_only",
     ),
+    Mutant(
+        "relative positions are one place off",
+        "src/aiayn/alternatives/relative_positions.py",
+        "rows - 1 : -1]",
+        "rows - 2 : -2]",
+        "tests/alternatives/test_relative_positions.py::test_the_skew_by_hand",
+    ),
+    Mutant(
+        "additive scores are linear",
+        "src/aiayn/alternatives/scores.py",
+        "(queries.unsqueeze(-2) + keys.unsqueeze(-3)).tanh()",
+        "queries.unsqueeze(-2) + keys.unsqueeze(-3)",
+        "tests/alternatives/test_scores.py::test_additive_scores_have_a_vector_of_their_own_for_each_head",
+    ),
+    Mutant(
+        "a stored configuration of before forgets its learned positions",
+        "src/aiayn/config/compose.py",
+        '"learned" if learned else "sinusoids"',
+        '"sinusoids"',
+        "tests/config/test_compose.py::test_a_config_file_of_before_means_what_it_meant",
+    ),
 )
 
 
