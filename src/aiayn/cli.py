@@ -336,7 +336,7 @@ def common() -> list[str]:
         "Keys:   seed, model.*, training.*, decoding.*, data.*, wandb.mode=offline|online|disabled, output, ...",
         "        in the paper's units: scale multiplies them afterwards",
         "Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file",
-        "        (table3: all its rows; beyond: the others; seeds: base from three seeds)",
+        "        (table3: all its rows; beyond: the others; seeds: base from three; lengths: longer sentences)",
         'Tab completion: eval "$(aiayn train -sc install=bash)"',
         f"Exit codes: {EXIT_CODES}",
     ]
