@@ -114,7 +114,7 @@ EXAMPLES = {
         ),
         ("aiayn bench bench.kind=decoding hardware.threads=2 bench.rounds=9", "beam search and greedy, on two cores"),
         ("aiayn bench bench.kind=growth scale=small", "by row, length and update; bench.json and bench.md"),
-        ("aiayn bench bench.kind=layers", "Table 1 measured: time, operations, steps and paths of each layer type"),
+        ("aiayn bench bench.kind=layers", "Table 1, measured"),
         ("aiayn bench hardware=gpu", "base and big at the paper's size, in ten minutes"),
     ],
     "plan": [

@@ -31,7 +31,7 @@ def changed(run: schema.Config, key: str, value: object = None) -> schema.Config
         value = next(choice for choice in meta["choices"] if choice != value)
     elif isinstance(value, bool):
         value = not value
-    elif key == "fidelity.embedding_rows":
+    elif key in ("fidelity.embedding_rows", "bench.d_model"):  # at least the vocabulary; a multiple of 64
         value = 40960
     elif "low" in meta:
         likely = (0.5, 0.25, 2.0) if value is None or isinstance(value, float) else (value + 2,)
