@@ -108,6 +108,7 @@ def test_a_signal_to_one_rank_of_two_stops_both_after_the_same_update_and_1_2_1_
     assert len(sentences[0]) == 6
 
 
+@pytest.mark.slow
 def test_when_one_rank_dies_the_other_ends_within_30_seconds_with_the_first_ones_message(toy_run, sabotage, capsys):
     run = on(2, toy_run)
     note = sabotage(3, "SIGKILL")

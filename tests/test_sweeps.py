@@ -70,7 +70,7 @@ def test_a_file_for_wandb_is_no_configuration_of_ours() -> None:
     compose.register()
     ours = {path.stem for path in FOLDER.glob("*.yaml")}
     stored = {name.removesuffix(".yaml"): found for name, found in ConfigStore.instance().repo.items()}
-    assert ours == {"table3", "beyond", "seeds"} <= stored.keys()
+    assert ours == {"table3", "beyond", "seeds", "lengths"} <= stored.keys()
     assert "command" not in stored["table3"].node  # the one of that name in sweeps/wandb has it
     others = {path.stem for path in FOR_WANDB} - ours
     assert others

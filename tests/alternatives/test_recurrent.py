@@ -359,6 +359,7 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_trained_row_is_evaluated_and_translates(trained: tuple[Path, list[str]], aiayn_in: Command) -> None:
     folder, words = trained
     assert "bits per character" in aiayn_in(folder, "evaluate", *words, "split=test").stdout

@@ -269,7 +269,7 @@ def test_deterministic_algorithms_are_used_where_asked_for_and_a_cpu_has_the_sam
 def test_other_ranks_than_the_run_has_devices_are_refused(toy_run, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(toy_run))
-    monkeypatch.setattr(train, "fail", lambda folder, code, cause: (code, cause))
+    monkeypatch.setattr(train, "end_with_failure", lambda folder, code, cause: (code, cause))
     assert train.main(tmp_path / "run") == (
         jobs.WRONG_CONFIGURATION,
         "hardware.devices=1: torchrun started 3 ranks; start as many",

@@ -41,6 +41,7 @@ def test_rows_after_the_last_token_change_nothing(monkeypatch: pytest.MonkeyPatc
     assert not torch.allclose(found[0][0], transformer().train()(elsewhere, (1, 2)))  # control
 
 
+@pytest.mark.slow
 def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -74,6 +75,7 @@ def test_both_stacks_compile_once_for_batches_of_one_shape_and_change_no_result(
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked by torch's compiler
+@pytest.mark.slow
 def test_where_the_kernel_does_not_suit_all_but_attention_compiles_once() -> None:
     """Row A with one head of 512: sentences of other lengths are no reason to compile again, nor are more layers."""
     batches = [batch(sources, TARGETS[: len(sources)]) for sources in (SOURCES, SOURCES[1:2], SOURCES[:2])]
