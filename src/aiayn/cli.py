@@ -33,7 +33,7 @@ COMMANDS = {
     "bench": "tokens/s and memory beside other people's code in the same run; growth; torch's profile",
     "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, all that is there is checked",
 }
-# The modules of these names are parts
+# Where the `main` of each command is, below `aiayn`; `train` starts worker processes instead
 MODULES = {
     "prepare": "data.prepare",
     "evaluate": "tables.table2",

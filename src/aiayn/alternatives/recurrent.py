@@ -165,7 +165,7 @@ class RecurrentDecoding:
         self.states = [[part.transpose(0, 1) for part in state] for state in states]  # (B, W, D)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See Decoding."""
+        """See DecoderState."""
         x = self.model.embed(tokens.flatten()).unsqueeze(0)  # (1, B * W, D): one time step
         for number, lstm in enumerate(self.model.decoder):
             x, state = lstm(x, tuple(part.flatten(0, 1).unsqueeze(0) for part in self.states[number]))
@@ -176,12 +176,12 @@ class RecurrentDecoding:
         return self.model.logits(x)
 
     def reorder(self, parents: Tensor) -> None:
-        """See Decoding."""
+        """See DecoderState."""
         rows = torch.arange(len(parents), device=parents.device).unsqueeze(1)
         self.states = [[part[rows, parents] for part in state] for state in self.states]
 
     def keep(self, sentences: Tensor) -> None:
-        """See Decoding."""
+        """See DecoderState."""
         self.memory = self.memory[sentences]
         self.mask = None if self.mask is None else self.mask[sentences]
         self.states = [[part[sentences] for part in state] for state in self.states]

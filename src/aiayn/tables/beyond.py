@@ -62,7 +62,7 @@ def counts_of(run: Config, made: Table) -> Counts:
     return {key: metrics.paper_counts(lines, references, run.data.target_language) for key, lines in found.items()}
 
 
-def sheet(made: Table, counts: Counts) -> formats.Sheet:
+def layout(made: Table, counts: Counts) -> formats.Layout:
     """The table as it is printed, its claims below it."""
     findings = paper_claims.check(made, counts, CLAIMS)
     finished = f"{sum(bool(line.finished) for line in made.lines)} of {len(made.lines)} rows finished"
@@ -81,7 +81,7 @@ def sheet(made: Table, counts: Counts) -> formats.Sheet:
     ]
     opens = [made.opens_group(number) for number in range(len(made.lines))]
     caption = " ".join(sentence for sentence in sentences if sentence)
-    return formats.Sheet(title, caption, columns(made), opens, made.notes, records, [_claim(f) for f in findings])
+    return formats.Layout(title, caption, columns(made), opens, made.notes, records, [_claim(f) for f in findings])
 
 
 def columns(made: Table) -> list[Column]:

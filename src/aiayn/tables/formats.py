@@ -26,7 +26,7 @@ _LAYOUTS = ({"letter"}, {"row"}, {"letter", "definition"}, {"letter", "definitio
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Layout:
     """A table as it is printed, whatever the format."""
 
     title: str
@@ -37,7 +37,7 @@ class Sheet:
     records: list[dict[str, Any]]  # every number in full, for CSV
     claims: list[str] = field(default_factory=list)  # and what became of each
 
-    def without(self, groups: Collection[str]) -> "Sheet":
+    def without(self, groups: Collection[str]) -> "Layout":
         """The same without some groups of columns."""
         kept = [column for column in self.columns if column.group not in groups]
         return dataclasses.replace(self, columns=kept)
@@ -45,27 +45,27 @@ class Sheet:
 
 def render(table: Table, format: str, console: Console | None = None) -> str:
     """Table 3 as text in a format: see `printed`."""
-    return printed(sheet(table), format, console)
+    return printed(layout(table), format, console)
 
 
-def sheet(table: Table) -> Sheet:
+def layout(table: Table) -> Layout:
     """Table 3 as it is printed."""
     opens = [table.opens_group(number) for number in range(len(table.lines))]
-    return Sheet(title(table), caption(table), columns_of(table), opens, table.notes, _records(table))
+    return Layout(title(table), caption(table), columns_of(table), opens, table.notes, _records(table))
 
 
-def printed(table: Sheet, format: str, console: Console | None = None) -> str:
+def printed(layout: Layout, format: str, console: Console | None = None) -> str:
     """The table as text in a format: `terminal`, `md`, `csv` or `latex`.
 
     For the terminal it is as wide and as coloured as `console` (standard output when none is given) allows; a file or a
     pipe gets every column, without colour. ConfigError for another format.
     """
     if format == "terminal":
-        return _terminal(table, console or Console())
-    formats: dict[str, Callable[[Sheet], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
+        return _terminal(layout, console or Console())
+    formats: dict[str, Callable[[Layout], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
     if format not in formats:
         raise ConfigError(f"format={format}: must be one of terminal, {', '.join(formats)}")
-    return formats[format](table)
+    return formats[format](layout)
 
 
 def title(table: Table) -> str:
@@ -182,7 +182,7 @@ def _vocabulary(table: Table) -> str:
     return "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
 
 
-def _terminal(table: Sheet, console: Console) -> str:
+def _terminal(table: Layout, console: Console) -> str:
     for left_out in _LAYOUTS:
         grid = _grid(table.without(left_out))
         width = max(line.cell_len for line in grid)
@@ -199,7 +199,7 @@ def _terminal(table: Sheet, console: Console) -> str:
     return capture.get()
 
 
-def _grid(table: Sheet) -> list[Text]:
+def _grid(table: Layout) -> list[Text]:
     """The lines of the table, its groups of columns divided by bars and its groups of rows by rules."""
     columns = table.columns
     gaps = ["", *(" │ " if after.title != before.title else " " for before, after in itertools.pairwise(columns))]
@@ -224,7 +224,7 @@ def _grid(table: Sheet) -> list[Text]:
     return [*lines, rule]
 
 
-def _markdown(table: Sheet) -> str:
+def _markdown(table: Layout) -> str:
     columns = table.without({"letter"}).columns
     head = [_markdown_text(f"{column.title} {column.name}".strip()) for column in columns]
     rows = [[_markdown_text(cell.text) for cell in row] for row in rows_of(columns)]
@@ -277,7 +277,7 @@ def record(table: Table, line: Line, definition: dict[str, Any], others: dict[st
     return found | {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
 
 
-def _csv(table: Sheet) -> str:
+def _csv(table: Layout) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table.records[0]), lineterminator="\n")
     writer.writeheader()
@@ -285,7 +285,7 @@ def _csv(table: Sheet) -> str:
     return text.getvalue()
 
 
-def _latex(table: Sheet) -> str:
+def _latex(table: Layout) -> str:
     columns = table.without({"letter"}).columns
     spans = [(title, len(list(group))) for title, group in itertools.groupby(columns, lambda column: column.title)]
     lines = [

@@ -15,10 +15,10 @@ def main(run: Config) -> None:
     folder = folders.sweep_folder(run)
     runs = records.read_runs(folder)
     table = criteria.judged(table3.table(run, runs), folder)
-    sheets = [formats.sheet(table)]
+    layouts = [formats.layout(table)]
     if others := beyond.table(run, runs):
-        sheets.append(beyond.sheet(others, beyond.counts_of(run, others)))
-    texts = [formats.printed(sheet, run.format, Console() if run.format == "terminal" else None) for sheet in sheets]
+        layouts.append(beyond.layout(others, beyond.counts_of(run, others)))
+    texts = [formats.printed(layout, run.format, Console() if run.format == "terminal" else None) for layout in layouts]
     sys.stdout.write("\n".join(text if text.endswith("\n") else text + "\n" for text in texts))
     if not runs and (precisions := folders.in_other_precisions(run)):
         print(f"aiayn: {folders.sweep_folder(run)} has no runs{precisions}", file=sys.stderr)
