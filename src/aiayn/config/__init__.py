@@ -1,1 +1,1 @@
-"""What a run is: its keys, how Hydra composes and scales them, and the folders named after them."""
+"""What a run is: its keys, how Hydra composes them, their scaling and checks; run folders; refused versions."""

@@ -1,1 +1,1 @@
-"""What every other package stands on: whole files, progress, signals, worker processes, versions."""
+"""What every other package stands on: whole files, progress, signals, worker processes."""

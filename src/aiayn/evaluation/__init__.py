@@ -1,1 +1,1 @@
-"""Using and measuring a trained model: search, perplexity and BLEU, translation, export."""
+"""Using and measuring a trained model: search, perplexity and BLEU, translation, export, attention heads."""

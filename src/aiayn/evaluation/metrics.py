@@ -1,4 +1,4 @@
-"""The numbers of the table: perplexity, bits per character, and BLEU in three tokenisations."""
+"""The numbers of the table: perplexity, bits per character, and BLEU in three tokenizations."""
 
 import functools
 import math

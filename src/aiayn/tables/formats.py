@@ -1,4 +1,4 @@
-"""Table 3, the paper beside ours, for a terminal and as Markdown, CSV and LaTeX."""
+"""Table 3 and the table of rows beyond it, for a terminal and as Markdown, CSV and LaTeX."""
 
 import csv
 import dataclasses

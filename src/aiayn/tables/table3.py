@@ -1,4 +1,4 @@
-"""Table 3 in numbers: which runs count, and every row's figures beside the paper's."""
+"""Table 3, or other rows, in numbers: which runs count, and every row's figures beside the paper's."""
 
 import dataclasses
 import statistics

@@ -1,6 +1,6 @@
 """A worker process, one a device: `python -m aiayn.training.worker <run folder>`.
 
-It is bound to its parent before anything slow. Or one that torchrun has started with the words of `aiayn train`.
+It is bound to its parent before anything slow. torchrun may start one too, with the words of `aiayn train`.
 """
 
 import faulthandler
