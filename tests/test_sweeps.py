@@ -47,7 +47,11 @@ def runs_of(path: Path) -> list[Config]:
         return [composed(words) for words in commands(read(path))]
 
 
-@pytest.mark.parametrize("path", FOR_WANDB, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow) if path.stem == "table3" else path for path in FOR_WANDB],
+    ids=[path.stem for path in FOR_WANDB],
+)
 def test_every_point_of_a_wandb_sweep_is_a_run_of_its_own_and_shown_online(path: Path) -> None:
     sweep, runs = read(path), runs_of(path)
     assert len({folders.run_folder(run) for run in runs}) == len(runs) > 1

@@ -77,6 +77,7 @@ def test_what_is_measured_is_written_before_the_next_part_begins(toy, tmp_path, 
     assert "| training | fp32 | 200 | 100 | |" in re.sub(" +", " ", (tmp_path / "all.md").read_text())
 
 
+@pytest.mark.slow
 def test_the_profile_is_torchs_own_table_of_each_precision(toy, tmp_path, capsys):
     sizes = ["bench.kind=profile", "bench.mean_length=5", "bench.updates=1", "bench.rounds=1"]
     run = compose.compose_row(*toy, *sizes, f"bench.output={tmp_path}/all.json")

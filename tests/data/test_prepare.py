@@ -146,6 +146,7 @@ def test_text_of_your_own_under_the_name_of_a_downloaded_corpus_is_taken(run, na
         prepare.check(with_files(run, name=name, train_source="nowhere"))
 
 
+@pytest.mark.slow
 def test_the_papers_tokenizer_makes_a_corpus_of_its_own_beside_the_other(tmp_path, capsys, monkeypatch):
     assert moses_bpe.MERGES == 32_000
     monkeypatch.setattr(moses_bpe, "MERGES", 307)
@@ -258,7 +259,7 @@ def test_no_process_outlives_a_preparation_that_is_killed(tmp_path, stage):
         (["prepare"], "training a", signal.SIGINT),
         pytest.param(["prepare"], "train: ", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(["train", "-m", "seed=1,2"], "training a", signal.SIGTERM, marks=pytest.mark.slow),
-        (["train", "-m", "seed=1,2"], "train: ", signal.SIGINT),
+        pytest.param(["train", "-m", "seed=1,2"], "train: ", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(["train"], "training a", signal.SIGINT, marks=pytest.mark.slow),
         (["train"], "train: ", signal.SIGTERM),
     ],

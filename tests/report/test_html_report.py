@@ -234,6 +234,7 @@ def names(tab: Any) -> list[str]:
     return tab.locator("#table3 tbody tr td:first-child").all_inner_texts()
 
 
+@pytest.mark.slow
 def test_in_a_browser_columns_sort_both_ways_and_back_to_the_papers_order(opened: Any) -> None:
     assert tuple(names(opened)) == ROWS
     # The second column of perplexities is ours; what is missing stays below
@@ -251,6 +252,7 @@ def test_in_a_browser_columns_sort_both_ways_and_back_to_the_papers_order(opened
     assert tuple(names(opened)) == ROWS
 
 
+@pytest.mark.slow
 def test_in_a_browser_rows_are_switched_off_and_on(opened: Any) -> None:
     drawn = opened.locator("figure:not(.off) .row-a_h4")
     assert drawn.count() > 3
@@ -266,6 +268,7 @@ def test_in_a_browser_rows_are_switched_off_and_on(opened: Any) -> None:
     assert not opened.locator("figure[data-axis=steps] svg").first.is_visible()
 
 
+@pytest.mark.slow
 def test_in_a_browser_a_row_opens_its_runs_and_hostile_text_does_nothing(opened: Any) -> None:
     opened.locator('tr[data-opens="run-a_h4"] td').nth(0).click()
     dialog = opened.locator("#run-a_h4")
@@ -280,6 +283,7 @@ def test_in_a_browser_a_row_opens_its_runs_and_hostile_text_does_nothing(opened:
     assert opened.title().startswith("Table 3 at scale smoke")
 
 
+@pytest.mark.slow
 def test_in_a_browser_the_page_fits_the_screen_and_follows_its_colours(opened: Any) -> None:
     assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     dark = opened.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
@@ -304,6 +308,7 @@ def test_in_a_browser_the_table_fits_1280_pixels_without_a_scrollbar(browser: An
     assert overhang(1280 // 2) > 0  # control: where it does not fit, it is seen
 
 
+@pytest.mark.slow
 def test_in_a_browser_what_the_policy_forbids_does_not_run(browser: Any, report: Path, tmp_path: Path) -> None:
     """The control of the tests above: they would see a script that runs, and only the policy stands in its way."""
     strange = "<script>document.title='owned'</script>"

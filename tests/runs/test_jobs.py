@@ -481,6 +481,7 @@ def test_a_worker_whose_parent_died_before_it_could_ask_ends_at_once():
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 def test_kill_9_of_the_command_leaves_no_rank_behind(toy, tmp_path):
     arguments = [

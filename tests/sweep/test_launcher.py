@@ -378,6 +378,7 @@ def sweep(tmp_path, seeds):
         process.communicate()
 
 
+@pytest.mark.slow
 def test_without_a_claim_two_sweeps_would_run_rows_twice(seeds, script, sweep, tmp_path, monkeypatch):  # control
     interpreter = sys.executable
     script(dict.fromkeys(range(1, 9), f"sleep 0.3; {DONE}"))
@@ -391,7 +392,7 @@ def test_without_a_claim_two_sweeps_would_run_rows_twice(seeds, script, sweep, t
     assert len(begun(tmp_path)) > 8
 
 
-@pytest.mark.parametrize("failing", [(), (3, 6)])
+@pytest.mark.parametrize("failing", [pytest.param((), marks=pytest.mark.slow), (3, 6)])
 def test_two_sweeps_at_once_run_each_row_exactly_once(seeds, script, sweep, tmp_path, monkeypatch, failing):
     interpreter = sys.executable
     script({seed: f"sleep 0.1; {'exit 1' if seed in failing else DONE}" for seed in range(1, 9)})
@@ -406,6 +407,7 @@ def test_two_sweeps_at_once_run_each_row_exactly_once(seeds, script, sweep, tmp_
     assert sorted(begun(tmp_path)) == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_over_the_rows_of_one_that_is_killed(seeds, script, sweep, tmp_path, monkeypatch):
     """The workers of the first hang; they die with it, as real ones do, and the second sweep runs their rows again."""
     interpreter = sys.executable

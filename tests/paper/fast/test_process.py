@@ -39,6 +39,7 @@ def measured(how: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
 def test_threads_are_those_asked_for_and_tensors_up_to_the_limit_reuse_freed_memory() -> None:
     assert measured("set") == ["3", "True", "0", "1", "True"]
