@@ -180,7 +180,7 @@ def flags_first(words: list[str]) -> list[str]:
 
 
 def refuse_foreign(words: list[str]) -> None:
-    """Fails for a word that brings in a configuration of another house: Hydra makes whatever object that names."""
+    """Fails for a word that brings in a configuration from elsewhere: Hydra creates whatever object that names."""
     previous = ""
     for word in words:
         key, _, value = word.partition("=")

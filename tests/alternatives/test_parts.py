@@ -1,9 +1,9 @@
 """Each part from beyond Table 3 against its definition, a head and a pair of tokens at a time; and it stays plain."""
 
-import copy
 import math
 from typing import Any
 
+import model_properties
 import pytest
 import torch
 from models import BOS, PARTS, SOURCES, TABLE_3, TARGETS, batch, transformer
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from aiayn.alternatives import relative_positions
 from aiayn.paper.fast.model import accelerate, can_accelerate
 from aiayn.paper.layers import AddAndNorm, sinusoids
-from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.transformer import Transformer
 
 # S tokens of the source; T of the target; D d_model
@@ -120,21 +119,8 @@ def test_only_scores_with_weights_of_their_own_add_any_to_those_of_table_3(name:
 @pytest.mark.parametrize("name", PARTS)
 def test_the_gradient_of_every_parameter_equals_finite_differences(name: str) -> None:
     sizes: dict[str, Any] = {"num_layers": 2, "d_model": 4, "d_ff": 5, "num_heads": 2, "d_k": 2, "d_v": 3}
-    model, given = transformer(**sizes, vocab_size=15, **PARTS[name]), batch()
-
-    def loss(moved: Transformer) -> Tensor:
-        return label_smoothed_cross_entropy(moved(given), given.target, 0.1)[0]
-
-    loss(model).backward()
-    torch.manual_seed(5)
-    for key, parameter in model.named_parameters():
-        direction, ends = torch.randn_like(parameter), []
-        for step in (1e-6, -1e-6):
-            moved = copy.deepcopy(model)
-            moved.get_parameter(key).data += step * direction
-            ends.append(loss(moved).item())
-        slope = (ends[0] - ends[1]) / 2e-6
-        torch.testing.assert_close((parameter.grad * direction).sum().item(), slope, rtol=1e-4, atol=1e-5, msg=key)
+    model = transformer(**sizes, vocab_size=15, **PARTS[name])
+    model_properties.assert_the_gradient_is_that_of_finite_differences(model)
 
 
 def test_without_positions_the_encoder_does_not_know_an_order() -> None:

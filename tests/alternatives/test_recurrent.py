@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 
+import model_properties
 import pytest
 import torch
 from conftest import Command
@@ -15,7 +16,6 @@ from aiayn.alternatives.recurrent import RecurrentDecoder, RecurrentModel
 from aiayn.config import compose
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
-from aiayn.paper.batch import Batch
 from aiayn.paper.beam_search import beam_search
 from aiayn.paper.dropout import Dropout
 from aiayn.paper.loss import label_smoothed_cross_entropy
@@ -98,60 +98,27 @@ def test_a_sentence_s_logits_do_not_depend_on_its_neighbours(attention: bool) ->
 
 
 @KINDS
-def test_a_later_target_token_never_changes_an_earlier_logit_and_every_later_one_of_its_sentence(
-    attention: bool,
-) -> None:
-    model, given = recurrent(attention), batch()
-    logits = model(given)
-    for changed in range(len(given.target_input)):
-        target_input = given.target_input.clone()
-        target_input[changed] = 14
-        other = model(replace(given, target_input=target_input))
-        different = (logits != other).any(1).nonzero().squeeze(1).tolist()
-        end = next(int(end) for end in given.target_offsets if end > changed)
-        assert different == list(range(changed, end))
+def test_a_later_target_token_changes_every_later_logit_of_its_sentence_and_no_earlier_one(attention: bool) -> None:
+    model_properties.assert_a_later_target_token_changes_no_earlier_logit(recurrent(attention))
 
 
 @KINDS
 def test_every_source_token_changes_every_logit_of_its_sentence_and_no_other(attention: bool) -> None:
-    model, given = recurrent(attention), batch()
-    logits = model(given)
-    for changed in range(len(given.source)):
-        source = given.source.clone()
-        source[changed] = 14
-        moved = (logits != model(replace(given, source=source))).any(1)
-        sentence = int(torch.searchsorted(given.source_offsets, changed, right=True)) - 1
-        expected = torch.zeros(len(logits), dtype=torch.bool)
-        expected[given.target_offsets[sentence] : given.target_offsets[sentence + 1]] = True
-        assert torch.equal(moved, expected)
-
-
-class Loss(nn.Module):
-    def __init__(self, model: RecurrentModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, given: Batch) -> Tensor:
-        return label_smoothed_cross_entropy(self.model(given), given.target, 0.1)[0]
+    model_properties.assert_a_source_token_changes_every_logit_of_its_sentence_alone(recurrent(attention))
 
 
 @KINDS
 def test_the_gradient_of_every_parameter_equals_finite_differences(attention: bool) -> None:
-    loss = Loss(recurrent(attention, d_model=4, vocab_size=15))
-    names, parameters = zip(*loss.named_parameters(), strict=True)
-
-    def of(*values: Tensor) -> Tensor:
-        return torch.func.functional_call(loss, dict(zip(names, values, strict=True)), (batch(),))
-
-    assert torch.autograd.gradcheck(of, parameters, fast_mode=True)
+    model = recurrent(attention, d_model=4, vocab_size=15)
+    model_properties.assert_the_gradient_is_that_of_finite_differences(model)
 
 
 @KINDS
 def test_the_gradient_reaches_every_parameter(attention: bool) -> None:
-    loss = Loss(recurrent(attention))
-    loss(batch()).backward()
-    assert {name for name, parameter in loss.named_parameters() if not parameter.grad.abs().sum() > 0} == set()
-    assert len([*loss.parameters()]) == 1 + 2 * 8 + 2 * 4 + attention
+    model, given = recurrent(attention), batch()
+    label_smoothed_cross_entropy(model(given), given.target, 0.1)[0].backward()
+    assert {name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum() > 0} == set()
+    assert len([*model.parameters()]) == 1 + 2 * 8 + 2 * 4 + attention
 
 
 @KINDS
@@ -227,39 +194,16 @@ def test_one_token_at_a_time_equals_all_at_once(attention: bool) -> None:
 @KINDS
 def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past(attention: bool) -> None:
     model = recurrent(attention)
-    decoding = RecurrentDecoder(model).start(*pack(SOURCES))
-    sources, pasts = SOURCES, [[[]] for _ in SOURCES]
-    random = torch.Generator().manual_seed(3)
-    for width, kept in ((3, [0, 1, 2]), (4, [2, 0]), (2, [0, 1]), (5, [1])):
-        old = len(pasts[0])
-        tokens = torch.randint(4, VOCAB, (len(sources), old), generator=random)
-        pasts = [
-            [[*past, int(token)] for past, token in zip(hypotheses, row, strict=True)]
-            for hypotheses, row in zip(pasts, tokens, strict=True)
-        ]
-        logits = decoding.step(tokens)
-        for source, hypotheses, row in zip(sources, pasts, logits, strict=True):
-            for past, ours in zip(hypotheses, row, strict=True):
-                torch.testing.assert_close(ours, reference(model, source, past)[-1])
-        decoding.keep(torch.tensor(kept))
-        parents = torch.randint(old, (len(kept), width), generator=random)
-        decoding.reorder(parents)
-        sources = [sources[row] for row in kept]
-        pasts = [[pasts[row][int(parent)] for parent in line] for row, line in zip(kept, parents, strict=True)]
-        assert decoding.memory.shape[0] == len(kept)  # once for all hypotheses
+    model_properties.assert_hypotheses_go_on_from_their_own_past(
+        RecurrentDecoder(model).start,
+        lambda source, past: reference(model, source, past)[-1],
+        lambda decoding: decoding.memory.shape[0],
+    )
 
 
 @KINDS
 def test_reordering_matters(attention: bool) -> None:  # control of the test above
-    model, results = recurrent(attention), []
-    for parents in ([[0, 1]], [[1, 0]]):
-        decoding = RecurrentDecoder(model).start(*pack(SOURCES[:1]))
-        decoding.reorder(torch.tensor([[0, 0]]))
-        decoding.step(torch.tensor([[5, 6]]))
-        decoding.reorder(torch.tensor(parents))
-        results.append(decoding.step(torch.tensor([[7, 7]])))
-    assert not torch.allclose(results[0], results[1])
-    torch.testing.assert_close(results[0], results[1].flip(1))
+    model_properties.assert_reordering_matters(RecurrentDecoder(recurrent(attention)).start)
 
 
 @KINDS

@@ -1,5 +1,6 @@
 """One token at a time against all at once, whatever hypotheses go on from whatever past."""
 
+import model_properties
 import pytest
 import torch
 from models import (
@@ -9,15 +10,14 @@ from models import (
     KINDS,
     PARTS,
     ROUNDING,
-    SIZES,
     SOURCES,
-    VOCAB,
     batch,
     decoder,
     in_its_precision,
     pack,
     transformer,
 )
+from torch import Tensor
 
 from aiayn.paper.fast.decoding import FastDecoder
 from aiayn.paper.incremental_decoding import IncrementalDecoder
@@ -41,45 +41,23 @@ def test_one_token_at_a_time_equals_all_at_once(positions: str, kind: str) -> No
 @DECODERS_AND_PARTS
 def test_reordered_hypotheses_of_kept_sentences_go_on_from_their_own_past(kind: str) -> None:
     model = in_its_precision(transformer(**PARTS.get(kind, {})), kind)
-    decoding = decoder(model, kind).start(*pack(SOURCES))
-    sources, pasts = SOURCES, [[[]] for _ in SOURCES]
-    random = torch.Generator().manual_seed(3)
-    for width, kept in ((3, [0, 1, 2]), (4, [2, 0]), (2, [0, 1]), (5, [1])):
-        old = len(pasts[0])
-        tokens = torch.randint(4, VOCAB, (len(sources), old), generator=random)
-        pasts = [
-            [[*past, int(token)] for past, token in zip(hypotheses, row, strict=True)]
-            for hypotheses, row in zip(pasts, tokens, strict=True)
-        ]
-        logits = decoding.step(tokens)
-        assert logits.shape == (len(sources), old, VOCAB)
-        for source, hypotheses, row in zip(sources, pasts, logits, strict=True):
-            for past, ours in zip(hypotheses, row, strict=True):
-                given = batch([source], [past])
-                given.target_input[:] = torch.tensor(past)
-                torch.testing.assert_close(ours, model(given)[-1], **ROUNDING.get(kind, {}))
-        decoding.keep(torch.tensor(kept))
-        parents = torch.randint(old, (len(kept), width), generator=random)
-        decoding.reorder(parents)
-        sources = [sources[row] for row in kept]
-        pasts = [[pasts[row][int(parent)] for parent in line] for row, line in zip(kept, parents, strict=True)]
-        # The memory is kept once for all hypotheses
-        assert decoding.layers[0].memory[0].shape[:2] == (len(kept), SIZES["num_heads"])
+
+    def logits_after(source: list[int], past: list[int]) -> Tensor:
+        given = batch([source], [past])
+        given.target_input[:] = torch.tensor(past)
+        return model(given)[-1]
+
+    model_properties.assert_hypotheses_go_on_from_their_own_past(
+        decoder(model, kind).start,
+        logits_after,
+        lambda decoding: decoding.layers[0].memory[0].shape[0],
+        **ROUNDING.get(kind, {}),
+    )
 
 
 @DECODERS
-def test_reordering_matters(kind: str) -> None:
-    # Control of the test above: the wrong past gives other logits
-    model = in_its_precision(transformer(), kind)
-    results = []
-    for parents in ([[0, 1]], [[1, 0]]):
-        decoding = decoder(model, kind).start(*pack(SOURCES[:1]))
-        decoding.reorder(torch.tensor([[0, 0]]))
-        decoding.step(torch.tensor([[5, 6]]))
-        decoding.reorder(torch.tensor(parents))
-        results.append(decoding.step(torch.tensor([[7, 7]])))
-    assert not torch.allclose(results[0], results[1])
-    torch.testing.assert_close(results[0], results[1].flip(1))
+def test_reordering_matters(kind: str) -> None:  # control of the test above
+    model_properties.assert_reordering_matters(decoder(in_its_precision(transformer(), kind), kind).start)
 
 
 def test_a_model_in_training_mode_is_refused() -> None:

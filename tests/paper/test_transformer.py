@@ -5,15 +5,14 @@ import math
 from itertools import chain
 from typing import Any
 
+import model_properties
 import pytest
 import torch
 from models import BOS, MODELS, SIZES, SOURCES, TARGETS, VOCAB, WAYS, Attach, Made, batch, transformer
 from torch import Tensor, nn
 
-from aiayn.paper.batch import Batch
 from aiayn.paper.dropout import Dropout
 from aiayn.paper.layers import sinusoids
-from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.transformer import Transformer
 
 
@@ -100,53 +99,23 @@ def test_sentences_in_one_batch_equal_sentences_alone(made: Made) -> None:
 
 @MODELS
 def test_a_later_target_token_never_changes_an_earlier_logit(made: Made) -> None:
-    model, given = made(), batch()
+    model = made()
     for name, parameter in model.named_parameters():
         # Without residual connections what is far away is soon below rounding
         parameter.data.mul_(2 if parameter.dim() == 2 and "embedding" not in name else 1)
-    logits = model(given)
-    for changed in range(len(given.target)):
-        target_input = given.target_input.clone()
-        target_input[changed] = 14
-        other = model(Batch(given.source, given.target, target_input, given.source_offsets, given.target_offsets))
-        different = (logits != other).any(1).nonzero().squeeze(1).tolist()
-        end = next(int(end) for end in given.target_offsets if end > changed)
-        assert different == list(range(changed, end))
+    model_properties.assert_a_later_target_token_changes_no_earlier_logit(model)
 
 
 @MODELS
 def test_every_source_token_changes_every_logit_of_its_sentence_and_no_other(made: Made) -> None:
-    model, given = made(), batch()
-    logits = model(given)
-    for changed in range(len(given.source)):
-        source = given.source.clone()
-        source[changed] = 14
-        other = model(Batch(source, given.target, given.target_input, given.source_offsets, given.target_offsets))
-        sentence = int(torch.searchsorted(given.source_offsets, changed, right=True)) - 1
-        expected = torch.zeros(len(logits), dtype=torch.bool)
-        expected[given.target_offsets[sentence] : given.target_offsets[sentence + 1]] = True
-        assert torch.equal((logits != other).any(1), expected)
+    model_properties.assert_a_source_token_changes_every_logit_of_its_sentence_alone(made())
 
 
 @WAYS
 def test_the_gradient_of_every_parameter_equals_finite_differences(attach: Attach) -> None:
     sizes = {"num_layers": 1, "d_model": 4, "d_ff": 5, "num_heads": 2, "d_k": 2, "d_v": 3}
     model = transformer(attach, **sizes, vocab_size=15, positions="learned")
-    names, parameters = zip(*_Loss(model).named_parameters(), strict=True)
-
-    def loss(*values: Tensor) -> Tensor:
-        return torch.func.functional_call(_Loss(model), dict(zip(names, values, strict=True)), (batch(),))
-
-    assert torch.autograd.gradcheck(loss, parameters, fast_mode=True)
-
-
-class _Loss(nn.Module):
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, given: Batch) -> Tensor:
-        return label_smoothed_cross_entropy(self.model(given), given.target, 0.1)[0]
+    model_properties.assert_the_gradient_is_that_of_finite_differences(model)
 
 
 @WAYS

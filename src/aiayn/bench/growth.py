@@ -48,7 +48,7 @@ def growth(run: Config, show: Callable[[Sheet], object]) -> dict[str, Any]:
 
 
 def series(runs: dict[str, Config]) -> Series:
-    """One point after another: in this process on a GPU, which tells its memory itself, else in a new one each."""
+    """One point after another: in this process on a GPU, whose memory torch measures, else each in a new one."""
     found = {}
     for name, run in runs.items():
         (found[name],) = [measure(run)] if run.hardware.accelerator == "gpu" else in_processes([run])

@@ -38,11 +38,11 @@ NEVER = 10**9
 MEGA = 1e6
 
 
-def _nobody() -> None:
+def _alone() -> None:
     pass
 
 
-_wait_for_others: Callable[[], object] = _nobody
+_wait_for_others: Callable[[], object] = _alone
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Pairs:
 
 
 class Dataset:
-    """A prepared corpus: its pairs, texts and tokenizer; `sha256` names its content, `manifest` tells its origin."""
+    """A prepared corpus: its pairs, texts and tokenizer; `sha256` names its content, `manifest` its origin."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder

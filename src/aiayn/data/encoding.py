@@ -42,7 +42,7 @@ _MAX_PROCESSES = 8  # each holds about 75 MB, and one that reads cannot feed mor
 
 @dataclass(frozen=True)
 class Origin:
-    """What text a corpus is made of: `identity` tells it from any other, `text` gets it, once it is needed."""
+    """What text a corpus is made of: `identity` distinguishes it from any other, `text` gets it, once it is needed."""
 
     identity: Mapping[str, str]
     text: Callable[[], Text]

@@ -106,7 +106,7 @@ SACREBLEU = {"dev": "wmt13", "test": "wmt14/full"}
 
 
 def identity(corpus: Corpus) -> dict[str, str]:
-    """What tells the corpus from any other, known before anything is there: archives by SHA-256, members by name."""
+    """What identifies the corpus before anything is downloaded: archives by SHA-256, members by name."""
     members = {
         f"{split}.{side}": ", ".join(getattr(part, side) for part in parts)
         for split, parts in (("train", corpus.train), ("dev", (corpus.dev,)), ("test", (corpus.test,)))

@@ -101,7 +101,7 @@ def built(run: Config) -> tuple[str, str]:
     except ImportError as error:
         return "", f"{error}; {REMEDIES['extra']}"
     try:
-        # Without a prompt, which nobody may be there to answer
+        # Without a prompt: the terminal may be unattended
         if not wandb.login(prompt=False, verify=False):
             return "", f"there is no key for {wandb.setup().settings.base_url}; {REMEDIES['key']}"
         entity = run.wandb.entity or wandb.Api().default_entity

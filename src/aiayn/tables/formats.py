@@ -144,7 +144,7 @@ def rank_sentence(table: Table) -> str:
     return f"{start}: {', '.join(summaries)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
 
 
-def told(found: Finding) -> dict[str, str]:
+def finding_texts(found: Finding) -> dict[str, str]:
     """A finding in words and figures, as a page or a table prints it."""
     claim = found.claim
     bleu = claim.metric == "BLEU"

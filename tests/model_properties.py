@@ -1,0 +1,105 @@
+"""What every model of translation has to be, whatever its parts: each property once, for the tests of each model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from models import SOURCES, VOCAB, batch, pack
+from torch import Tensor, nn
+
+from aiayn.paper.batch import Batch
+from aiayn.paper.loss import label_smoothed_cross_entropy
+
+
+def assert_a_later_target_token_changes_no_earlier_logit(model: nn.Module) -> None:
+    """And every later one of its own sentence."""
+    given = batch()
+    logits = model(given)
+    for changed in range(len(given.target)):
+        target_input = given.target_input.clone()
+        target_input[changed] = 14
+        other = model(replace(given, target_input=target_input))
+        different = (logits != other).any(1).nonzero().squeeze(1).tolist()
+        end = next(int(end) for end in given.target_offsets if end > changed)
+        assert different == list(range(changed, end))
+
+
+def assert_a_source_token_changes_every_logit_of_its_sentence_alone(model: nn.Module) -> None:
+    given = batch()
+    logits = model(given)
+    for changed in range(len(given.source)):
+        source = given.source.clone()
+        source[changed] = 14
+        moved = (logits != model(replace(given, source=source))).any(1)
+        sentence = int(torch.searchsorted(given.source_offsets, changed, right=True)) - 1
+        expected = torch.zeros(len(logits), dtype=torch.bool)
+        expected[given.target_offsets[sentence] : given.target_offsets[sentence + 1]] = True
+        assert torch.equal(moved, expected)
+
+
+class _Loss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, given: Batch) -> Tensor:
+        return label_smoothed_cross_entropy(self.model(given), given.target, 0.1)[0]
+
+
+def assert_the_gradient_is_that_of_finite_differences(model: nn.Module) -> None:
+    """For every parameter of a model in float64 with a vocabulary of 15."""
+    loss = _Loss(model)
+    names, parameters = zip(*loss.named_parameters(), strict=True)
+
+    def of(*values: Tensor) -> Tensor:
+        return torch.func.functional_call(loss, dict(zip(names, values, strict=True)), (batch(),))
+
+    assert torch.autograd.gradcheck(of, parameters, fast_mode=True)
+
+
+def assert_hypotheses_go_on_from_their_own_past(
+    start: Callable[[Tensor, Tensor], Any],
+    logits_after: Callable[[list[int], list[int]], Tensor],
+    kept_memory: Callable[[Any], int],
+    **rounding: float,
+) -> None:
+    """Whatever sentences are kept and however hypotheses are reordered.
+
+    `start` gives the decoder's state of packed sources, `logits_after` the last logits of one source and one past by
+    another way, `kept_memory` the number of sentences whose memory a state holds.
+    """
+    decoding = start(*pack(SOURCES))
+    sources, pasts = SOURCES, [[[]] for _ in SOURCES]
+    random = torch.Generator().manual_seed(3)
+    for width, kept in ((3, [0, 1, 2]), (4, [2, 0]), (2, [0, 1]), (5, [1])):
+        old = len(pasts[0])
+        tokens = torch.randint(4, VOCAB, (len(sources), old), generator=random)
+        pasts = [
+            [[*past, int(token)] for past, token in zip(hypotheses, row, strict=True)]
+            for hypotheses, row in zip(pasts, tokens, strict=True)
+        ]
+        logits = decoding.step(tokens)
+        assert logits.shape == (len(sources), old, VOCAB)
+        for source, hypotheses, row in zip(sources, pasts, logits, strict=True):
+            for past, ours in zip(hypotheses, row, strict=True):
+                torch.testing.assert_close(ours, logits_after(source, past), **rounding)
+        decoding.keep(torch.tensor(kept))
+        parents = torch.randint(old, (len(kept), width), generator=random)
+        decoding.reorder(parents)
+        sources = [sources[row] for row in kept]
+        pasts = [[pasts[row][int(parent)] for parent in line] for row, line in zip(kept, parents, strict=True)]
+        assert kept_memory(decoding) == len(kept)  # once for all hypotheses
+
+
+def assert_reordering_matters(start: Callable[[Tensor, Tensor], Any]) -> None:
+    """The control of the property above: the wrong past gives other logits."""
+    results = []
+    for parents in ([[0, 1]], [[1, 0]]):
+        decoding = start(*pack(SOURCES[:1]))
+        decoding.reorder(torch.tensor([[0, 0]]))
+        decoding.step(torch.tensor([[5, 6]]))
+        decoding.reorder(torch.tensor(parents))
+        results.append(decoding.step(torch.tensor([[7, 7]])))
+    assert not torch.allclose(results[0], results[1])
+    torch.testing.assert_close(results[0], results[1].flip(1))
