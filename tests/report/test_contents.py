@@ -14,6 +14,7 @@ from aiayn.core import storage
 from aiayn.data.prepare import prepare
 from aiayn.report import contents
 from aiayn.runs import checkpoint
+from aiayn.tables import beyond
 
 
 @pytest.fixture
@@ -23,7 +24,9 @@ def run(digits: list[str], tmp_path: Path) -> Config:
 
 def put(run: Config, row: str, sha256: str, lines: int, result_of: Any) -> Path:
     """A finished run on a corpus of that hash, with so many translations."""
-    trained = compose.scaled(dataclasses.replace(compose.rows()[row], scale=run.scale, data=run.data))
+    trained = compose.scaled(
+        dataclasses.replace({**compose.rows(), **compose.rows_beyond("paper")}[row], scale=run.scale, data=run.data)
+    )
     folder = folders.sweep_folder(run) / row / "seed1"
     storage.write_json(folder / "result.json", {**result_of(trained), "sha256": {"data": sha256, "tokenizer": "t"}})
     storage.write_text(folder / "translations.txt", "1 2 3\n" * lines)
@@ -42,6 +45,18 @@ def test_only_translations_of_this_corpus_and_as_many_as_its_sentences_are_count
     assert [name for name, status, _ in found.table.notes if status == "stale"] == ["a_h1 seed 1"]
     assert found.counts["base", 1].shape == (41, 10)
     assert (len(found.sources), len(found.references), found.missing) == (41, 41, "")
+
+
+def test_rows_beyond_table_3_are_read_beside_the_others(run, result_of) -> None:
+    here = prepare(run, lambda message: None).sha256
+    put(run, "base", here, 41, result_of)
+    assert contents.collect(run).beyond is None
+    put(run, "f_no_positions", here, 41, result_of)
+    found = contents.collect(run)
+    assert set(found.counts) == set(found.translations) == set(found.runs) == {("base", 1), ("f_no_positions", 1)}
+    assert [line.name for line in found.beyond.lines if line.finished] == ["base", "f_no_positions"]
+    assert len(found.beyond_findings) == len(beyond.CLAIMS)
+    assert "f_no_positions" not in [line.name for line in found.table.lines]
 
 
 def test_without_the_corpus_it_is_said_what_is_missing(run, result_of, tmp_path) -> None:

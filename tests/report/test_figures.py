@@ -167,6 +167,15 @@ def test_the_longest_sentence_in_training_is_a_line_between_two_buckets_of_lengt
     assert axes.texts[0].get_text() == "trained on up to 9"
 
 
+def test_a_legend_names_each_row_once_for_all_its_seeds() -> None:
+    counts = {(row, seed): np.ones((9, 10), np.int64) for row in ("base", "c_n2") for seed in (1, 2)}
+    made = table("mini", "tiny", 1)
+    (axes,) = figures.lengths(made, counts, range(9), legend=True).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["base", "c_n2"]
+    (axes,) = figures.lengths(made, counts, range(9)).axes
+    assert axes.get_legend() is None
+
+
 def test_buckets_of_lengths_reach_from_the_shortest_to_the_longest_source() -> None:
     words = [n % 23 + 1 for n in range(230)]
     (axes,) = figures.lengths(table("mini", "tiny", 1), {("base", 1): np.ones((230, 10), np.int64)}, words).axes

@@ -88,6 +88,10 @@ def report(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
             elif name != "big":
                 kept = [" ".join(line.split()[seed % 2 :]) for line in references]
                 put(here, trained, row.paper.ppl * (1 + seed / 100), dataset, [HOSTILE, *kept[1:]])
+    for name in ("f_no_positions", "s_rnn"):
+        row = compose.rows_beyond("paper")[name]
+        trained = compose.scaled(dataclasses.replace(row, scale=run.scale, data=run.data))
+        put(folder / name / "seed1", trained, 7.75, dataset, [HOSTILE, *references[1:]])
     html_report.main(run)
     return folder / "report" / "report.html"
 
@@ -158,6 +162,18 @@ def test_the_cells_are_the_results(report: Path) -> None:
         assert f'data-value="{sum(found) / 2 + 0.01:.2f}"' not in line  # control
 
 
+def test_rows_beyond_table_3_have_a_table_of_their_own_beside_base(report: Path) -> None:
+    text = report.read_text("utf-8")
+    first, _, second = text.partition('id="beyond"')
+    table = second.partition("</table>")[0]
+    assert "3 of 9 rows finished" in table
+    for row in ("base", "f_no_positions", "s_rnn", "Shaw"):
+        assert row in table
+    assert "7.75" in table
+    assert "f_no_positions" not in first.partition('id="claims"')[0]  # Table 3 is the paper's rows
+    assert "Without positions BLEU falls far" in second.partition('id="verdicts-beyond"')[2]
+
+
 def test_every_figure_is_a_file_too(report: Path) -> None:
     names = {path.stem for path in (report.parent / "figures").iterdir()}
     assert {
@@ -170,6 +186,8 @@ def test_every_figure_is_a_file_too(report: Path) -> None:
         "curve-dev-ppl-tokens",
         "run-base",
         "layers",
+        "beyond-curve",
+        "beyond-lengths",
     } <= names
     for name in names:
         assert (report.parent / "figures" / f"{name}.svg").read_bytes().startswith(b"<?xml")
@@ -193,8 +211,9 @@ def test_a_sweep_of_single_seeds_has_a_page_without_colours(digits: list[str], r
     coloured = r'<td data-value="[^"]*" class="(up|down)[123]'
     assert not re.search(coloured, text)
     assert re.search(coloured, report.read_text("utf-8"))  # control: two seeds have a spread
-    assert 'id="layers"' not in text
-    assert 'id="layers"' in report.read_text("utf-8")  # control: where layers are measured
+    for section in ("layers", "beyond"):
+        assert f'id="{section}"' not in text
+        assert f'id="{section}"' in report.read_text("utf-8")  # control: where layers are measured, and a row is begun
 
 
 def chromium() -> str | None:

@@ -19,7 +19,7 @@ from aiayn.report import curves
 from aiayn.report.figures import Runs
 from aiayn.runs import checkpoint, records
 from aiayn.runs.records import printable
-from aiayn.tables import criteria, paper_claims, table3
+from aiayn.tables import beyond, criteria, paper_claims, table3
 from aiayn.tables.ladder import Ladder, Rung, TextStatistics
 from aiayn.tables.table3 import Table
 
@@ -30,7 +30,7 @@ class Material:
 
     table: Table
     runs: Runs
-    translations: Mapping[tuple[str, int], list[str]]  # of finished runs on the corpus that is here
+    translations: Mapping[tuple[str, int], list[str]]  # of finished runs on the corpus that is here, beyond Table 3 too
     sources: list[str]
     references: list[str]
     counts: paper_claims.Counts
@@ -38,6 +38,8 @@ class Material:
     missing: str  # why there is no BLEU over sentences; empty when there is
     findings: Sequence[paper_claims.Finding]
     ladder: Ladder
+    beyond: Table | None  # base and the rows beyond Table 3, if one of these is begun
+    beyond_findings: Sequence[paper_claims.Finding]
     layers: Mapping[
         str, Sequence[tuple[int, float]]
     ]  # of each layer type, (length, seconds a token); empty if unmeasured
@@ -66,13 +68,16 @@ def collect(run: Config) -> Material:
     """
     open_corpus = cache(_corpus)
     folder = folders.sweep_folder(run)
-    table = criteria.judged(_table(run), folder)
-    named = [(line.name, found) for line in table.lines for found in line.runs]
+    stored = records.read_runs(folder)
+    table = criteria.judged(table3.table(run, stored), folder)
+    others = beyond.table(run, stored)
+    lines = (*table.lines, *(others.lines[1:] if others else ()))
+    named = [(line.name, found) for line in lines for found in line.runs]
     read = {
         (row, found.seed): curves.read(folder / row / f"seed{found.seed}")
         for row, found in progress.each(named, "reading curves")
     }
-    own = _translated(run, table, open_corpus)
+    own = _translated(run, dataclasses.replace(table, lines=lines), open_corpus)
     rungs = [_rung(run, table, own)]
     for other in _others(run):
         beside = _table(other)
@@ -89,6 +94,8 @@ def collect(run: Config) -> Material:
         missing=own.missing,
         findings=rungs[0].findings,
         ladder=Ladder.of(rungs),
+        beyond=others,
+        beyond_findings=paper_claims.check(others, own.counts, beyond.CLAIMS) if others else (),
         layers=_layers(Path(run.bench.output)),
     )
 
@@ -136,13 +143,6 @@ def _translated(run: Config, table: Table, open_corpus: Callable[[Path], _Corpus
 def _rung(run: Config, table: Table, translated: _Translated) -> Rung:
     text = translated.corpus.text if translated.corpus else TextStatistics(run.data.vocab_size)
     return Rung(table, run, text, paper_claims.check(table, translated.counts))
-
-
-def _translations(folder: Path) -> list[str]:
-    try:
-        return (folder / "translations.txt").read_bytes().decode("utf-8", "replace").split("\n")[:-1]
-    except OSError:
-        return []
 
 
 def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:

@@ -46,6 +46,7 @@ _TALL = (5.2, 4.6)
 def colours(table: Table) -> dict[str, str]:
     """A colour for each row, readable on white and on black: a hue for each of the paper's groups, base in ink."""
     hues = {"(A)": (0.06, 0.13), "(B)": (0.74, 0.80), "(C)": (0.44, 0.61), "(D)": (0.92, 1.0), "(E)": (0.33, 0.33)}
+    hues |= {"(F)": (0.03, 0.50), "(S)": (0.62, 0.76)}  # beyond Table 3, in figures of their own
     found = {}
     for group, members in itertools.groupby(table.lines, lambda line: line.group):
         rows = list(members)
@@ -63,14 +64,18 @@ def conditions(table: Table) -> str:
     return f"scale {table.scale.name}, {table.data}"
 
 
-def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
+def curve(table: Table, runs: Runs, quantity: str, axis: str, *, legend: bool = False) -> Figure:
     """One quantity of all runs along one axis; each line is named after its row, so that a page can switch it."""
     figure, axes = _figure(*_NARROW)
     shades = colours(table)
     for (row, seed), curves in runs.items():
         if quantity in curves and row in shades:
             x, y = curves[quantity].axes[axis], curves[quantity].values
-            axes.plot(x, y, color=shades[row], gid=f"{ROW}{row}:{seed}", linewidth=1.8 if row == "base" else 1.0)
+            axes.plot(
+                x, y, color=shades[row], gid=f"{ROW}{row}:{seed}", linewidth=1.8 if row == "base" else 1.0, label=row
+            )
+    if legend:
+        _legend(axes)
     if quantity == "dev/ppl":
         _plain_logarithms(axes)
     axes.set(xlabel=NAMES[axis], ylabel=NAMES[quantity], title=f"{NAMES[quantity]}, {conditions(table)}")
@@ -142,7 +147,7 @@ def ranks(table: Table, metric: Metric) -> Figure:
     return figure
 
 
-def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure:
+def lengths(table: Table, counts: Counts, source_words: Sequence[int], *, legend: bool = False) -> Figure:
     """BLEU of each row by the length of the source, in buckets of equally many sentences, the mean over its seeds."""
     figure, axes = _figure(*_NARROW)
     shades = colours(table)
@@ -165,7 +170,9 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure
                 for bucket in range(len(bounds))
             ]
             axes.plot(bleu, "o-", color=shades[line.name], markersize=3, gid=f"{ROW}{line.name}:",
-                      linewidth=1.8 if line.name == "base" else 1.0)  # fmt: skip
+                      linewidth=1.8 if line.name == "base" else 1.0, label=line.name)  # fmt: skip
+    if legend:
+        _legend(axes)
     starts = [words.min(), *(bounds[:-1] + 1)]
     names = [f"{low}" if low == high else f"{low} to {high}" for low, high in zip(starts, bounds, strict=True)]
     axes.set_xticks(range(len(bounds)), names)
@@ -226,6 +233,12 @@ def layers(times: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
 def _figure(width: float, height: float, count: int = 1, across: bool = True) -> tuple[Figure, Any]:
     figure = Figure(figsize=(width, height))
     return figure, figure.subplots(1, count) if across else figure.subplots(count, 1, sharex=True)
+
+
+def _legend(axes: Axes) -> None:
+    """Each row's name and colour, once for all its seeds."""
+    lines = {str(line.get_label()): line for line in axes.get_lines() if line.get_gid()}
+    axes.legend(lines.values(), lines.keys(), fontsize=7)
 
 
 def _name(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:

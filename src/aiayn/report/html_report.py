@@ -16,7 +16,7 @@ from aiayn.paper.layers import sinusoids
 from aiayn.report import curves, figure_files, figures, html_page, ladder_figure
 from aiayn.report.contents import Material, collect
 from aiayn.runs.records import Run, look_up, printable
-from aiayn.tables import formats, paper_claims
+from aiayn.tables import beyond, formats, paper_claims
 from aiayn.tables.ladder import MIN_UPDATES, Effect, Ladder, Rung, papers_effect
 from aiayn.tables.paper_claims import METRICS, MIN_ROWS, Metric
 from aiayn.tables.table3 import Line, Table
@@ -64,6 +64,15 @@ def draw_figures(material: Material) -> dict[str, tuple[Figure, str]]:
     }
     if material.counts:
         drawn["lengths"] = figures.lengths(table, material.counts, words), "BLEU by the length of the source"
+    if others := material.beyond:
+        rows = "base and the rows beyond Table 3"
+        drawn["beyond-curve"] = (
+            figures.curve(others, runs, "dev/ppl", "steps", legend=True),
+            f"dev perplexity of {rows}",
+        )
+        if material.counts:
+            by_length = figures.lengths(others, material.counts, words, legend=True)
+            drawn["beyond-lengths"] = by_length, f"BLEU of {rows} by the length of the source"
     base = table.base.trained
     tables = {"Sinusoids (3.5)": sinusoids(64, base.model.d_model).numpy()} | dict(material.learned)
     drawn["positions"] = figures.positions(tables), "positional vectors as a picture, one column a position"
@@ -116,7 +125,8 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
             }
             for number, (line, cells) in enumerate(zip(table.lines, _cells(table, columns), strict=True))
         ],
-        findings=[formats.told(found) for found in material.findings],
+        findings=[formats.finding_texts(found) for found in material.findings],
+        beyond=_beyond(material),
         ladder=_ladder(material.ladder, table),
         margin_bleu=BLEU_TOLERANCE,
         margin_ppl=f"{100 * math.expm1(paper_claims.CLAIMS[-2].margin):.1f}",
@@ -135,6 +145,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
             "positions": inline["positions"],
             "schedule": inline["schedule"],
             "layers": inline.get("layers"),
+            "beyond": [inline[name] for name in ("beyond-curve", "beyond-lengths") if name in inline],
         },
         axes=curves.AXES,
         groups=_GROUPS,
@@ -160,6 +171,22 @@ def main(run: Config) -> None:
     storage.write_text(folder / "report.html", text)
     print(formats.title(material.table), folder / "report.html", sep="\n")
     print(f"{folder / 'figures'}: {len(drawn)} figures, each as SVG and PNG")
+
+
+def _beyond(material: Material) -> dict[str, Any] | None:
+    """The second table as `aiayn table` prints it, and its claims; none while none of its rows is begun."""
+    made = material.beyond
+    if made is None:
+        return None
+    columns = [column for column in beyond.columns(made) if column.group != "letter"]
+    return {
+        "title": beyond.title(made),
+        "caption": beyond.caption(made),
+        "heads": columns,
+        "rows": [(made.opens_group(number), cells) for number, cells in enumerate(rows_of(columns))],
+        "notes": made.notes,
+        "findings": [formats.finding_texts(found) for found in material.beyond_findings],
+    }
 
 
 def _spread(table: Table, line: Line, key: str) -> float | None:
@@ -287,7 +314,9 @@ def _ladder(climbed: Ladder, table: Table) -> dict[str, Any]:
     return {
         "names": [rung.name for rung in rungs],
         "facts": [(name, [fact(rung) for rung in rungs]) for name, fact in facts.items()],
-        "claims": list(zip(*([formats.told(found) for found in rung.findings] for rung in rungs), strict=True)),
+        "claims": list(
+            zip(*([formats.finding_texts(found) for found in rung.findings] for rung in rungs), strict=True)
+        ),
         "effects": effects,
         "left_out": [f"{rung.name} ({rung.table.base.trained.training.max_steps})" for rung in climbed.left_out],
         "min_updates": MIN_UPDATES,

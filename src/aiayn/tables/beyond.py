@@ -65,8 +65,24 @@ def counts_of(run: Config, made: Table) -> Counts:
 def layout(made: Table, counts: Counts) -> formats.Layout:
     """The table as it is printed, its claims below it."""
     findings = paper_claims.check(made, counts, CLAIMS)
+    effects = {metric: _effects(made, metric) for metric in METRICS}
+    records = [
+        formats.record(made, line, _definition(line), _others(line, findings, {m: effects[m][n] for m in METRICS}))
+        for n, line in enumerate(made.lines)
+    ]
+    opens = [made.opens_group(number) for number in range(len(made.lines))]
+    claims = [_claim(found) for found in findings]
+    return formats.Layout(title(made), caption(made), columns(made), opens, made.notes, records, claims)
+
+
+def title(made: Table) -> str:
+    """What stands above the table."""
     finished = f"{sum(bool(line.finished) for line in made.lines)} of {len(made.lines)} rows finished"
-    title = f"Beyond Table 3 at scale {made.scale.name} on {made.data}, base for comparison: {finished}"
+    return f"Beyond Table 3 at scale {made.scale.name} on {made.data}, base for comparison: {finished}"
+
+
+def caption(made: Table) -> str:
+    """The sentences without which the figures would mislead."""
     sentences = [
         *formats.conditions(made),
         "Δ is a row minus base. Published figures were made under the conditions beside them: compare effects.",
@@ -74,14 +90,7 @@ def layout(made: Table, counts: Counts) -> formats.Layout:
         f"Falls far: to less than {FAR:g} of base's BLEU."
         " Not worse: by no more than what counts as the same in Table 3's claims.",
     ]
-    effects = {metric: _effects(made, metric) for metric in METRICS}
-    records = [
-        formats.record(made, line, _definition(line), _others(line, findings, {m: effects[m][n] for m in METRICS}))
-        for n, line in enumerate(made.lines)
-    ]
-    opens = [made.opens_group(number) for number in range(len(made.lines))]
-    caption = " ".join(sentence for sentence in sentences if sentence)
-    return formats.Layout(title, caption, columns(made), opens, made.notes, records, [_claim(f) for f in findings])
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def columns(made: Table) -> list[Column]:
@@ -131,8 +140,10 @@ def _others(line: Line, findings: Sequence[Finding], effects: Mapping[Metric, fl
 
 
 def _claim(found: Finding) -> str:
-    told = formats.told(found)
-    figures = f"published {told['paper']}, ours {told['ours']}"
+    texts = formats.finding_texts(found)
+    figures = f"published {texts['paper']}, ours {texts['ours']}"
     if found.p is not None:
-        figures += f" (95 % interval {told['interval']}, over sentences {told['sentences']}), p {told['p']}"
-    return f"{told['verdict']}: {told['sentence']} ({told['metric']}, {told['rows']}): {figures}; {told['because']}"
+        figures += f" (95 % interval {texts['interval']}, over sentences {texts['sentences']}), p {texts['p']}"
+    return (
+        f"{texts['verdict']}: {texts['sentence']} ({texts['metric']}, {texts['rows']}): {figures}; {texts['because']}"
+    )

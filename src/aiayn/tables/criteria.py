@@ -24,7 +24,7 @@ Points = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How one run trained; nan where it was too short to tell."""
+    """How one run trained; nan where it was too short to be measured."""
 
     epochs: float
     fall: float  # of dev PPL in the last tenth of the updates, as a share
@@ -144,7 +144,7 @@ class Judgement:
 
     text: str
     missed: tuple[str, ...]  # rows that miss it, with their values
-    known: int  # rows that can tell
+    known: int  # rows in which it is measured
     rows: int  # rows that must fulfil it
 
     def __str__(self) -> str:
@@ -175,7 +175,7 @@ def text(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> str:
         f"|---|{'---|' * (len(CRITERIA) + 1)}",
     ]
     for row, run in found.items():
-        values = [f"{criterion.value(run):{criterion.form}}" for criterion in CRITERIA]
+        values = [f"{criterion.value(run):{criterion.form}}".replace("nan", "–") for criterion in CRITERIA]
         lines.append(f"| {row} | {' | '.join(values)} | {run.minutes:.1f} |")
     absent = [row for row in ROWS if row not in found]
     lines += ["", f"{len(found)} rows, {sum(run.minutes for run in found.values()):.0f} minutes of training"]
