@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 KEPT = ("config.yaml", "data.sha256", "translations.txt", "result.json")
-LINES = 450  # of each run's metrics, about
+LINES = 300  # of each run's metrics, about
 AVERAGED = ("train/loss", "train/nats", "train/gradient_norm")
 
 
@@ -25,7 +25,7 @@ def thinned(lines: list[str]) -> list[str]:
             continue
         group.append(row)
         if len(group) == every:
-            means = {key: sum(row[key] for row in group) / every for key in AVERAGED}
+            means = {key: float(f"{sum(row[key] for row in group) / every:.6g}") for key in AVERAGED}
             kept.append(json.dumps(row | means) + "\n")
             group = []
     return kept
