@@ -94,9 +94,9 @@ FACTORS = {
         **{
             "width": "1/4",
             "layers": "1/2",
-            "steps": "0.013",
+            "steps": "0.016",
             "warmup": "0.125",
-            "batch": "0.0128",
+            "batch": "0.01536",
             "learning_rate": "1/2",
         }
     },
@@ -108,7 +108,7 @@ FACTORS = {
 BASE = {  # N, d_model, d_ff, d_k, updates, warm-up, tokens an update, updates between checkpoints, factor of Eq. 3
     "paper": (6, 512, 2048, 64, 100_000, 4_000, 25_000, 5_000, 1.0),
     "small": (3, 128, 512, 16, 11_000, 600, 400, 550, 0.5),
-    "mini": (3, 128, 512, 16, 1_300, 500, 320, 65, 0.5),
+    "mini": (3, 128, 512, 16, 1_600, 500, 384, 80, 0.5),
     "smoke": (3, 32, 128, 4, 4, 4, 275, 1, 1.0),
 }
 SCALED_BY = {
