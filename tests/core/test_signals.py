@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -131,3 +133,18 @@ def test_under_slurm_the_command_requeues_once_after_the_worker_has_saved_and_fi
     assert scontrol.read_text().splitlines() == ["requeue 17 durable"]
     assert jobs.run_here(toy_run) == jobs.INTERRUPTED
     assert set((tmp_path / "folders").read_text().split()) == {str(folders.run_folder(toy_run))}
+
+
+def test_a_signal_ends_an_import_that_survives_every_exception(tmp_path):
+    swallowing = "import os\ntry:\n    os.kill(os.getpid(), 15)\nexcept BaseException:\n    pass\nprint('goes on')\n"
+    (tmp_path / "swallowing.py").write_text(swallowing)
+    code = "from aiayn.core import signals\nwith signals.interrupting(), signals.reported():\n    {}"
+
+    def run(body: str) -> tuple[int, str, str]:
+        words = [sys.executable, "-c", code.format(body)]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    said = "aiayn: stopped by SIGTERM; repeat the command to go on from here\n"
+    assert run("import swallowing") == (75, "", said)
+    assert run("exec(open('swallowing.py').read())") == (0, "goes on\n", "")  # control: raised outside an import

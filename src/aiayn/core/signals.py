@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -28,18 +28,23 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """Inside, SIGTERM, SIGINT and SIGUSR1 raise Interrupted in the main thread, wherever it is.
+    """Inside, SIGTERM, SIGINT and SIGUSR1 raise Interrupted in the main thread; in an import they end the process.
 
     Files are safe at any point, because `storage` gives a file its name only when it is complete.
     """
     raised = -SAME_REQUEST_SECONDS
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal raised
         now = time.monotonic()
         if now - raised >= SAME_REQUEST_SECONDS:
             raised = now
-            raise interrupted(signal.Signals(number).name)
+            request = interrupted(signal.Signals(number).name)
+            # numpy and torch survive any exception in their imports, and go on without what they were importing
+            if _imports(frame):
+                os.write(2, f"aiayn: {request}\n".encode())
+                os._exit(EXIT_CODE)
+            raise request
 
     before = {number: signal.signal(number, interrupt) for number in STOPPING}
     try:
@@ -95,6 +100,14 @@ class StopFlag:
 
     def _note(self, number: int, frame: object) -> None:
         self.asked = signal.Signals(number).name
+
+
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def interrupted(name: str) -> Interrupted:
