@@ -42,7 +42,7 @@ def interrupting() -> Iterator[None]:
             request = interrupted(signal.Signals(number).name)
             # numpy and torch survive any exception in their imports, and go on without what they were importing
             if _imports(frame):
-                os.write(2, f"aiayn: {request}\n".encode())
+                print(f"aiayn: {request}", file=sys.stderr, flush=True)
                 os._exit(EXIT_CODE)
             raise request
 
