@@ -1,6 +1,6 @@
 """What every model of translation has to be, whatever its parts: each property once, for the tests of each model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,28 +14,28 @@ from aiayn.paper.loss import label_smoothed_cross_entropy
 
 def assert_a_later_target_token_changes_no_earlier_logit(model: nn.Module) -> None:
     """And every later one of its own sentence."""
-    given = batch()
-    logits = model(given)
-    for changed in range(len(given.target)):
-        target_input = given.target_input.clone()
-        target_input[changed] = 14
-        other = model(replace(given, target_input=target_input))
-        different = (logits != other).any(1).nonzero().squeeze(1).tolist()
-        end = next(int(end) for end in given.target_offsets if end > changed)
-        assert different == list(range(changed, end))
+    ends = batch().target_offsets
+    for changed, moved in _moved(model, "target_input"):
+        end = next(int(end) for end in ends if end > changed)
+        assert moved == list(range(changed, end))
 
 
 def assert_a_source_token_changes_every_logit_of_its_sentence_alone(model: nn.Module) -> None:
     given = batch()
-    logits = model(given)
-    for changed in range(len(given.source)):
-        source = given.source.clone()
-        source[changed] = 14
-        moved = (logits != model(replace(given, source=source))).any(1)
+    for changed, moved in _moved(model, "source"):
         sentence = int(torch.searchsorted(given.source_offsets, changed, right=True)) - 1
-        expected = torch.zeros(len(logits), dtype=torch.bool)
-        expected[given.target_offsets[sentence] : given.target_offsets[sentence + 1]] = True
-        assert torch.equal(moved, expected)
+        assert moved == list(range(*given.target_offsets[sentence : sentence + 2].tolist()))
+
+
+def _moved(model: nn.Module, side: str) -> Iterator[tuple[int, list[int]]]:
+    """Each place of a side's tokens, and the logits that change when another token stands there."""
+    given = batch()
+    logits = model(given)
+    for place in range(len(getattr(given, side))):
+        tokens = getattr(given, side).clone()
+        tokens[place] = 14
+        other = model(replace(given, **{side: tokens}))
+        yield place, (logits != other).any(1).nonzero().squeeze(1).tolist()
 
 
 class _Loss(nn.Module):

@@ -11,15 +11,20 @@ import sys
 from pathlib import Path
 
 KEPT = ("config.yaml", "data.sha256", "translations.txt", "result.json")
-LINES = 300  # of each run's metrics, about
+PER_HUNDREDTH = 4  # lines for each hundredth of the updates, at least
 AVERAGED = ("train/loss", "train/nats", "train/gradient_norm")
 
 
 def thinned(lines: list[str]) -> list[str]:
-    """One line for n updates, the last, with the mean of their losses; each measurement on the dev set."""
-    every, kept, group = max(1, len(lines) // LINES), [], []
-    for line in lines:
-        row = json.loads(line)
+    """One line for n updates, the last, with the mean of their losses; each measurement on the dev set.
+
+    n divides a hundredth of the updates: `aiayn criteria` takes means over hundredths, and they stay what they were.
+    """
+    rows = [json.loads(line) for line in lines]
+    hundredth = sum("train/loss" in row for row in rows) // 100
+    divisors = (n for n in range(1, hundredth // PER_HUNDREDTH + 1) if hundredth % n == 0)
+    every, kept, group = max(divisors, default=1), [], []
+    for line, row in zip(lines, rows, strict=True):
         if "train/loss" not in row:
             kept.append(line)
             continue

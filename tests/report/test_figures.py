@@ -170,10 +170,8 @@ def test_the_longest_sentence_in_training_is_a_line_between_two_buckets_of_lengt
 def test_a_legend_names_each_row_once_for_all_its_seeds() -> None:
     counts = {(row, seed): np.ones((9, 10), np.int64) for row in ("base", "c_n2") for seed in (1, 2)}
     made = table("mini", "tiny", 1)
-    (axes,) = figures.lengths(made, counts, range(9), legend=True).axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["base", "c_n2"]
-    (axes,) = figures.lengths(made, counts, range(9)).axes
-    assert axes.get_legend() is None
+    (legend,) = figures.with_legend(figures.lengths(made, counts, range(9))).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["base", "c_n2"]
 
 
 def test_buckets_of_lengths_reach_from_the_shortest_to_the_longest_source() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +127,26 @@ def test_missing_rows_are_named_and_of_no_finished_row_it_says_so(run, capsys):
     assert "1 rows, 1 minutes of training\nmissing: a_h1, " in printed
 
 
-def test_metrics_thinned_to_a_half_give_the_same_verdicts(run, capsys):
-    folder = finished(run, "base")
-    whole = said(run, capsys)
-    rows = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(row for i, row in enumerate(rows) if "dev" in row or i % 2 == 0))
-    assert said(run, capsys) == whole
+def test_kept_metrics_give_the_figures_of_the_whole_ones(run, capsys):
+    run = dataclasses.replace(run, scale=dataclasses.replace(run.scale, steps=0.016))  # 1600 updates, 16 a hundredth
+    metrics = finished(run, "base") / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    others = {"train/loss": 2.0, "train/gradient_norm": 1.0}
+    whole = [json.dumps(row | (others if "train/nats" in row else {})) + "\n" for row in rows]
+    thinned = runpy.run_path("experiments/results/keep.py")["thinned"]
+
+    def printed(lines: list[str]) -> str:
+        metrics.write_text("".join(lines))
+        criteria.main(run)
+        return capsys.readouterr().out
+
+    kept = thinned(whole)
+    assert len(kept) == 400 + 2
+    assert printed(kept) == printed(whole)
+    control = [
+        line for place, line in enumerate(whole) if place % 37 == 0 or "dev" in line
+    ]  # over borders of hundredths
+    assert printed(control) != printed(whole)
 
 
 def test_a_table_names_what_its_first_seed_misses_and_leaves_out_what_is_damaged(run):

@@ -64,7 +64,7 @@ def conditions(table: Table) -> str:
     return f"scale {table.scale.name}, {table.data}"
 
 
-def curve(table: Table, runs: Runs, quantity: str, axis: str, *, legend: bool = False) -> Figure:
+def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
     """One quantity of all runs along one axis; each line is named after its row, so that a page can switch it."""
     figure, axes = _figure(*_NARROW)
     shades = colours(table)
@@ -74,8 +74,6 @@ def curve(table: Table, runs: Runs, quantity: str, axis: str, *, legend: bool = 
             axes.plot(
                 x, y, color=shades[row], gid=f"{ROW}{row}:{seed}", linewidth=1.8 if row == "base" else 1.0, label=row
             )
-    if legend:
-        _legend(axes)
     if quantity == "dev/ppl":
         _plain_logarithms(axes)
     axes.set(xlabel=NAMES[axis], ylabel=NAMES[quantity], title=f"{NAMES[quantity]}, {conditions(table)}")
@@ -147,7 +145,7 @@ def ranks(table: Table, metric: Metric) -> Figure:
     return figure
 
 
-def lengths(table: Table, counts: Counts, source_words: Sequence[int], *, legend: bool = False) -> Figure:
+def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure:
     """BLEU of each row by the length of the source, in buckets of equally many sentences, the mean over its seeds."""
     figure, axes = _figure(*_NARROW)
     shades = colours(table)
@@ -171,8 +169,6 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int], *, legend
             ]
             axes.plot(bleu, "o-", color=shades[line.name], markersize=3, gid=f"{ROW}{line.name}:",
                       linewidth=1.8 if line.name == "base" else 1.0, label=line.name)  # fmt: skip
-    if legend:
-        _legend(axes)
     starts = [words.min(), *(bounds[:-1] + 1)]
     names = [f"{low}" if low == high else f"{low} to {high}" for low, high in zip(starts, bounds, strict=True)]
     axes.set_xticks(range(len(bounds)), names)
@@ -230,15 +226,17 @@ def layers(times: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     return figure
 
 
+def with_legend(figure: Figure) -> Figure:
+    """The same figure of rows with each row's name and colour below it, once for all its seeds."""
+    (axes,) = figure.axes
+    lines = {str(line.get_label()): line for line in axes.get_lines() if line.get_gid()}
+    figure.legend(lines.values(), lines.keys(), fontsize=7, ncols=3, loc="outside lower center")
+    return figure
+
+
 def _figure(width: float, height: float, count: int = 1, across: bool = True) -> tuple[Figure, Any]:
     figure = Figure(figsize=(width, height))
     return figure, figure.subplots(1, count) if across else figure.subplots(count, 1, sharex=True)
-
-
-def _legend(axes: Axes) -> None:
-    """Each row's name and colour, once for all its seeds."""
-    lines = {str(line.get_label()): line for line in axes.get_lines() if line.get_gid()}
-    axes.legend(lines.values(), lines.keys(), fontsize=7)
 
 
 def _name(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:

@@ -66,13 +66,11 @@ def draw_figures(material: Material) -> dict[str, tuple[Figure, str]]:
         drawn["lengths"] = figures.lengths(table, material.counts, words), "BLEU by the length of the source"
     if others := material.beyond:
         rows = "base and the rows beyond Table 3"
-        drawn["beyond-curve"] = (
-            figures.curve(others, runs, "dev/ppl", "steps", legend=True),
-            f"dev perplexity of {rows}",
-        )
+        learning = figures.curve(others, runs, "dev/ppl", "steps")
+        drawn["beyond-curve"] = figures.with_legend(learning), f"dev perplexity of {rows}"
         if material.counts:
-            by_length = figures.lengths(others, material.counts, words, legend=True)
-            drawn["beyond-lengths"] = by_length, f"BLEU of {rows} by the length of the source"
+            by_length = figures.lengths(others, material.counts, words)
+            drawn["beyond-lengths"] = figures.with_legend(by_length), f"BLEU of {rows} by the length of the source"
     base = table.base.trained
     tables = {"Sinusoids (3.5)": sinusoids(64, base.model.d_model).numpy()} | dict(material.learned)
     drawn["positions"] = figures.positions(tables), "positional vectors as a picture, one column a position"

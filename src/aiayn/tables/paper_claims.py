@@ -289,7 +289,7 @@ def _finding(
         return undecided(f"about {max(1, needed - have)} more seeds a row would decide, if this is the true effect")
     if claim.metric == "BLEU" and not _confirmed(claim, sentences, for_it):
         if sentences is None:
-            return undecided("the translations of some run are not there to be resampled")
+            return undecided("the prepared corpus, or the translations of some run, are not here to be resampled")
         return undecided("seeds decide, but not on this many sentences: a larger dev set would be needed")
     because = f"{min(map(len, samples.values()))} seeds a row"
     verdict: Verdict = "reproduced" if for_it else "contradicted"
