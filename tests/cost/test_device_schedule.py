@@ -1,6 +1,5 @@
 """A schedule gives each row its devices once, longest first, and ends soon."""
 
-import dataclasses
 import itertools
 import random
 
@@ -11,14 +10,8 @@ from hypothesis import strategies as st
 from aiayn.cost import device_schedule
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    name: str
-    seconds: float
-
-
-def rows_of(seconds: list[float]) -> list[Row]:
-    return [Row(f"row{number}", time) for number, time in enumerate(seconds)]
+def rows_of(seconds: list[float]) -> dict[str, float]:
+    return {f"row{number}": time for number, time in enumerate(seconds)}
 
 
 @settings(max_examples=50, deadline=None)
@@ -26,12 +19,12 @@ def rows_of(seconds: list[float]) -> list[Row]:
 def test_a_schedule_gives_every_row_its_devices_once_and_none_two_rows_at_a_time(seconds, available) -> None:
     rows = rows_of(seconds)
     draw = random.Random(len(seconds))
-    wanted = {row.name: draw.randint(1, available) for row in rows}
+    wanted = {row: draw.randint(1, available) for row in rows}
     turns = device_schedule.schedule(rows, wanted, available)
-    assert sorted(turn.row.name for turn in turns) == sorted(wanted)
+    assert sorted(turn.name for turn in turns) == sorted(wanted)
     for turn in turns:
-        assert len(set(turn.devices)) == wanted[turn.row.name]
-        assert turn.end - turn.start == pytest.approx(turn.row.seconds / len(turn.devices))
+        assert len(set(turn.devices)) == wanted[turn.name]
+        assert turn.end - turn.start == pytest.approx(rows[turn.name] / len(turn.devices))
     for number in range(available):
         own = sorted((turn.start, turn.end) for turn in turns if number in turn.devices)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
@@ -39,15 +32,16 @@ def test_a_schedule_gives_every_row_its_devices_once_and_none_two_rows_at_a_time
     least = max(max(seconds), sum(seconds) / available)
     # Longest first ends at most a third later than the best there is, which takes `least` or more
     assert least <= device_schedule.length(one_each) * (1 + 1e-9) <= least * 2 + 1e-6
-    starts = [turn.row.seconds for turn in one_each]
+    starts = [rows[turn.name] for turn in one_each]
     assert starts == sorted(starts, reverse=True)
     best = device_schedule.best_schedule(rows, 1, available, available)
     assert device_schedule.length(best) <= device_schedule.length(one_each)
 
 
 def test_a_schedule_by_hand() -> None:
-    turns = device_schedule.schedule(rows_of([3, 5, 2, 4]), {f"row{number}": 1 for number in range(4)}, 2)
-    assert [(turn.row.seconds, turn.devices, turn.start, turn.end) for turn in turns] == [
+    rows = rows_of([3, 5, 2, 4])
+    turns = device_schedule.schedule(rows, dict.fromkeys(rows, 1), 2)
+    assert [(rows[turn.name], turn.devices, turn.start, turn.end) for turn in turns] == [
         *((5, (0,), 0, 5), (4, (1,), 0, 4), (3, (1,), 4, 7), (2, (0,), 5, 7)),
     ]
 
@@ -56,6 +50,6 @@ def test_a_long_row_gets_more_devices_up_to_the_most_and_only_while_the_whole_en
     rows = rows_of([60, 10, 10])
     for most, expected in ((1, 1), (2, 2), (3, 3), (4, 3)):
         turns = device_schedule.best_schedule(rows, 1, most, 4)
-        assert {turn.row.name: len(turn.devices) for turn in turns} == {"row0": expected, "row1": 1, "row2": 1}
-    assert [len(turn.devices) for turn in device_schedule.best_schedule(rows[:1], 1, 4, 4)] == [4]
-    assert device_schedule.best_schedule([], 1, 4, 4) == []
+        assert {turn.name: len(turn.devices) for turn in turns} == {"row0": expected, "row1": 1, "row2": 1}
+    assert [len(turn.devices) for turn in device_schedule.best_schedule(rows_of([60]), 1, 4, 4)] == [4]
+    assert device_schedule.best_schedule({}, 1, 4, 4) == []

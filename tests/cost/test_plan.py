@@ -35,13 +35,15 @@ def test_memory_grows_with_the_micro_batch_and_a_row_that_does_not_fit_is_refuse
 
 def test_on_eight_gpus_the_big_row_gets_three_and_on_a_cpu_every_row_what_it_asks_for() -> None:
     rows = planned(*ON_A_GPU)
-    turns = device_schedule.best_schedule(rows, 1, device_schedule.most_of_one(rows[0].run.hardware, 8), 8)
-    assert {turn.row.name: len(turn.devices) for turn in turns if len(turn.devices) > 1} == {"big": 3}
-    alone = device_schedule.schedule(rows, {row.name: 1 for row in rows}, 8)
+    seconds = {row.name: row.seconds for row in rows}
+    turns = device_schedule.best_schedule(seconds, 1, device_schedule.most_of_one(rows[0].run.hardware, 8), 8)
+    assert {turn.name: len(turn.devices) for turn in turns if len(turn.devices) > 1} == {"big": 3}
+    alone = device_schedule.schedule(seconds, dict.fromkeys(seconds, 1), 8)
     assert device_schedule.length(turns) < 0.45 * device_schedule.length(alone)
     on_a_cpu = planned("scale=mini")
     most = device_schedule.most_of_one(on_a_cpu[0].run.hardware, 2)
-    assert {len(turn.devices) for turn in device_schedule.best_schedule(on_a_cpu, 1, most, 2)} == {1}
+    seconds = {row.name: row.seconds for row in on_a_cpu}
+    assert {len(turn.devices) for turn in device_schedule.best_schedule(seconds, 1, most, 2)} == {1}
 
 
 def test_cost_is_the_given_price_of_every_hour_and_there_is_none_without_a_price(capsys, tmp_path, monkeypatch) -> None:

@@ -219,11 +219,9 @@ def test_on_eight_gpus_a_sweep_works_as_the_plan_says_and_each_run_sees_only_its
     monkeypatch.setattr(jobs, "start", start)
     monkeypatch.setattr(launcher.time, "sleep", sleep)
     assert launcher.Sweep(runs, names, 1e9, most).work_through() == jobs.DONE
-    rows = [launcher.ScheduledRun(run.experiment, launcher.work(run), run) for run in runs]
-    planned = device_schedule.best_schedule(rows, 1, most or 8, 8)
-    assert [(name, len(seen)) for name, seen, *_ in turns] == [
-        (turn.row.run.experiment, len(turn.devices)) for turn in planned
-    ]
+    operations = {run.experiment: launcher.work(run) for run in runs}
+    planned = device_schedule.best_schedule(operations, 1, most or 8, 8)
+    assert [(name, len(seen)) for name, seen, *_ in turns] == [(turn.name, len(turn.devices)) for turn in planned]
     assert [(start, end) for *_, start, end in turns] == [
         (pytest.approx(turn.start), pytest.approx(turn.end)) for turn in planned
     ]

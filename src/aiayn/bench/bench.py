@@ -20,7 +20,7 @@ from aiayn.bench.layer_types import layers
 from aiayn.bench.measurement import processes
 from aiayn.bench.sheets import Sheet, Verbatim
 from aiayn.config import compose
-from aiayn.config.schema import Config, ConfigError
+from aiayn.config.schema import Config, ConfigError, vary
 from aiayn.core import storage
 from aiayn.paper.fast.process import compute_with
 
@@ -108,7 +108,7 @@ def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]
         found["decoding, greedy"] = lambda show: apart(decoding, run, of_search, device, 1)
     if "growth" in chosen:
         # In ten minutes there is no time to compile each of twenty rows
-        plain = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, compile=False))
+        plain = vary(run, hardware={"compile": False})
         found["growth"] = lambda show: growth.growth(plain if run.bench.kind == "all" else run, show)
     if "profile" in chosen:
         found["profile"] = lambda show: profiles(run, [name for name in precisions if name != "medium"], device, show)

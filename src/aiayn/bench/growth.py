@@ -14,7 +14,7 @@ from aiayn.bench.contestants import endless, synthetic_pairs
 from aiayn.bench.measurement import MEGA, Point, in_processes, measure
 from aiayn.bench.sheets import Sheet
 from aiayn.config import compose
-from aiayn.config.schema import ROWS, Config, Hardware
+from aiayn.config.schema import ROWS, Config, vary
 from aiayn.cost import flops
 from aiayn.evaluation.evaluate import build
 from aiayn.evaluation.search import search
@@ -58,18 +58,13 @@ def series(runs: dict[str, Config]) -> Series:
 def of_length(run: Config, length: float) -> Config:
     """The same run on sentences of another mean length, as long as an update can hold them."""
     longest = min(run.training.tokens_per_update, max(run.data.max_length, round(4 * length)))
-    return dataclasses.replace(
-        run,
-        data=dataclasses.replace(run.data, max_length=longest),
-        bench=dataclasses.replace(run.bench, mean_length=min(length, longest)),
-        hardware=_holding(run, longest),
-    )
+    return vary(_holding(run, longest), bench={"mean_length": min(length, longest)})
 
 
 def of_updates(run: Config) -> dict[str, Config]:
     """The same run with other sizes of an update, none of them too small for a sentence."""
     sizes = {max(run.data.max_length, round(factor * run.training.tokens_per_update)) for factor in UPDATES}
-    return {str(size): _of_update(run, size) for size in sorted(sizes)}
+    return {str(size): vary(run, training={"tokens_per_update": size}) for size in sorted(sizes)}
 
 
 def side_by_side(run: Config) -> tuple[dict[str, list[float]], Sheet]:
@@ -80,9 +75,10 @@ def side_by_side(run: Config) -> tuple[dict[str, list[float]], Sheet]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     together, alone = f"{cores} at once, 1 thread each", f"one after the other, {cores} threads"
     found: dict[str, list[float]] = {together: [], alone: []}
+    single, whole = (vary(run, hardware={"threads": threads}) for threads in (1, cores))
     for _ in range(ROUNDS):
-        found[together].append(sum(point.rate for point in in_processes([_with_threads(run, 1)] * cores)))
-        found[alone].append(in_processes([_with_threads(run, cores)])[0].rate)
+        found[together].append(sum(point.rate for point in in_processes([single] * cores)))
+        found[alone].append(in_processes([whole])[0].rate)
     rates = {name: statistics.median(rounds) for name, rounds in found.items()}
     best, other = max(rates, key=rates.__getitem__), min(rates, key=rates.__getitem__)
     remark = f"{best} is {rates[best] / rates[other]:.2f} x as fast"
@@ -93,7 +89,7 @@ def side_by_side(run: Config) -> tuple[dict[str, list[float]], Sheet]:
 def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], object]) -> dict[str, Any]:
     """Seconds in which a corpus like newstest2013 is searched, every output as long as its source."""
     device = "cuda" if run.hardware.accelerator == "gpu" else "cpu"
-    pairs = synthetic_pairs(dataclasses.replace(run, bench=dataclasses.replace(run.bench, mean_length=28.0)), sentences)
+    pairs = synthetic_pairs(vary(run, bench={"mean_length": 28.0}), sentences)
     sources = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
     model = endless(build(run, run.data.vocab_size)).to(device).eval()
     how = dataclasses.replace(run.decoding, max_extra=0, precision="bf16" if device == "cuda" else "full")
@@ -112,9 +108,8 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
 
 def paper_sized(run: Config) -> Config:
     """The same row at the paper's own size, whatever the scale: what a GPU is measured on."""
-    data = dataclasses.replace(run.data, vocab_size=WORDS, max_length=LONGEST)
-    like = dataclasses.replace(run, scale=compose.rows()["base"].scale, data=data, hardware=_holding(run, LONGEST))
-    return compose.row(run.experiment, like)
+    like = vary(_holding(run, LONGEST), data={"vocab_size": WORDS})
+    return compose.row(run.experiment, dataclasses.replace(like, scale=compose.rows()["base"].scale))
 
 
 def sheet(title: str, first: str, points: Series, run: Config, *remarks: str) -> Sheet:
@@ -145,14 +140,6 @@ def sheet(title: str, first: str, points: Series, run: Config, *remarks: str) ->
     return Sheet(title, [*head, "first update s", "peak MB"], rows, [f"peak MB: {remark}", *remarks])
 
 
-def _of_update(run: Config, tokens: int) -> Config:
-    return dataclasses.replace(run, training=dataclasses.replace(run.training, tokens_per_update=tokens))
-
-
-def _holding(run: Config, longest: int) -> Hardware:
+def _holding(run: Config, longest: int) -> Config:
     tokens = max(run.hardware.tokens_per_micro_batch, longest)
-    return dataclasses.replace(run.hardware, tokens_per_micro_batch=tokens)
-
-
-def _with_threads(run: Config, threads: int) -> Config:
-    return dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, threads=threads))
+    return vary(run, data={"max_length": longest}, hardware={"tokens_per_micro_batch": tokens})

@@ -1,7 +1,6 @@
 """A short training as `aiayn train` does it, through Lightning and all: its pace and its memory."""
 
 import contextlib
-import dataclasses
 import io
 import multiprocessing
 import os
@@ -20,7 +19,7 @@ from typing import Any, cast
 import torch
 
 from aiayn.bench.contestants import synthetic_pairs
-from aiayn.config.schema import Config
+from aiayn.config.schema import Config, vary
 from aiayn.core import signals
 from aiayn.cost import flops
 from aiayn.data.encoded import Dataset, Pairs
@@ -133,8 +132,7 @@ def measure(run: Config) -> Point:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     before = _peak_mb(gpu)
-    endless = dataclasses.replace(run.training, max_steps=NEVER, dev_every=NEVER, checkpoint_every=NEVER)
-    run = dataclasses.replace(run, training=endless)
+    run = vary(run, training={"max_steps": NEVER, "dev_every": NEVER, "checkpoint_every": NEVER})
     module = LightningTransformer(
         build(run, run.data.vocab_size),
         d_model=run.model.d_model,

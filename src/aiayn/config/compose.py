@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aiayn.config.checks import checked, in_range
-from aiayn.config.schema import BEYOND, ROWS, Config, ConfigError, Scale, nearest
+from aiayn.config.schema import BEYOND, ROWS, Config, ConfigError, Scale, nearest, vary
 
 
 def register() -> None:
@@ -119,25 +119,15 @@ def scaled(config: Config) -> Config:
     def times(value: int, factor: float) -> int:
         return max(min(value, 1), round(value * factor))
 
-    return dataclasses.replace(
+    by_scale = {"max_steps": scale.steps, "dev_every": scale.steps, "checkpoint_every": scale.steps}
+    by_scale |= {"warmup_steps": scale.warmup, "tokens_per_update": scale.batch}
+    widths = {key: times(getattr(model, key), scale.width) for key in ("d_model", "d_ff", "d_k", "d_v")}
+    counts = {key: times(getattr(training, key), factor) for key, factor in by_scale.items()}
+    rate = training.learning_rate_factor * scale.learning_rate
+    return vary(
         config,
-        model=dataclasses.replace(
-            model,
-            num_layers=times(model.num_layers, scale.layers),
-            d_model=times(model.d_model, scale.width),
-            d_ff=times(model.d_ff, scale.width),
-            d_k=times(model.d_k, scale.width),
-            d_v=times(model.d_v, scale.width),
-        ),
-        training=dataclasses.replace(
-            training,
-            max_steps=times(training.max_steps, scale.steps),
-            warmup_steps=times(training.warmup_steps, scale.warmup),
-            tokens_per_update=times(training.tokens_per_update, scale.batch),
-            dev_every=times(training.dev_every, scale.steps),
-            checkpoint_every=times(training.checkpoint_every, scale.steps),
-            learning_rate_factor=training.learning_rate_factor * scale.learning_rate,
-        ),
+        model={"num_layers": times(model.num_layers, scale.layers), **widths},
+        training={"learning_rate_factor": rate, **counts},
     )
 
 

@@ -1,12 +1,11 @@
 """Where the files of a run, of a table and of a corpus lie: names that say what the run means."""
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
 
 from aiayn.config.compose import scaled, unscaled
-from aiayn.config.schema import Config, meaning
+from aiayn.config.schema import Config, meaning, vary
 
 # How a folder and a table name the precision of their runs.
 PRECISIONS = {"32-true": "", "64-true": ".fp64", "bf16-mixed": ".bf16"}
@@ -25,7 +24,7 @@ def sweep_folder(config: Config) -> Path:
 def in_other_precisions(config: Config) -> str:
     """How to ask for runs that are there, but in another precision than the one asked for; empty when none are."""
     others = {
-        precision: dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, precision=precision))
+        precision: vary(config, hardware={"precision": precision})
         for precision in PRECISIONS
         if precision != config.hardware.precision
     }

@@ -289,6 +289,12 @@ def meaning(config: Config) -> dict[str, Any]:
     return {key: value for key, value, _ in leaves(config) if key in MEANING}
 
 
+def vary(run: Config, **sections: dict[str, Any]) -> Config:
+    """The same run with other values in some of its sections: `vary(run, hardware={"threads": 1})`."""
+    changed = {name: dataclasses.replace(getattr(run, name), **values) for name, values in sections.items()}
+    return dataclasses.replace(run, **changed)
+
+
 def leaves(part: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     """Every key below `part`, dotted, with its value and the metadata of its field."""
     found: list[tuple[str, Any, Any]] = []

@@ -84,7 +84,8 @@ def main(run: Config) -> None:
     if hardware.devices > available:
         raise ConfigError(f"plan.gpus={available}: must be at least hardware.devices={hardware.devices}")
     most = device_schedule.most_of_one(hardware, available)
-    turns = device_schedule.best_schedule(planned, hardware.devices, most, available)
+    seconds = {row.name: row.seconds for row in planned}
+    turns = device_schedule.best_schedule(seconds, hardware.devices, most, available)
     written = disks(planned, corpus, available)
     print("\n".join(text(planned, turns, corpus, available, written)))
     refused = refusals(planned, written)
@@ -118,7 +119,7 @@ def duration(seconds: float) -> str:
 
 
 def text(
-    planned: list[Estimate], turns: list[Turn[Estimate]], corpus: CorpusStatistics, available: int, written: list[Disk]
+    planned: list[Estimate], turns: list[Turn], corpus: CorpusStatistics, available: int, written: list[Disk]
 ) -> list[str]:
     """The plan as lines."""
     run = planned[0].run
@@ -126,7 +127,7 @@ def text(
     unit = run.plan.gpu if of == "gpu" else "CPU core"
     basis = f"{run.plan.efficiency:.0%}, given" if run.plan.efficiency else f"{device.efficiency:.0%}, {device.basis}"
     price = run.plan.price_per_hour
-    shared = {turn.row.name: len(turn.devices) for turn in turns}
+    shared = {turn.name: len(turn.devices) for turn in turns}
     head = ["row", "params M", "FLOP", "steps", "tokens M", "GB", "devices", "on one", "on all"]
     head += ["cost"] if price is not None else []
     lines = []
@@ -153,7 +154,7 @@ def text(
     queues: list[list[str]] = [[] for _ in range(available)]
     for turn in turns:
         for number in turn.devices:
-            queues[number].append(f"{turn.row.name} until {duration(turn.end)}")
+            queues[number].append(f"{turn.name} until {duration(turn.end)}")
     return [
         f"Plan at scale {run.scale.name} on {data}: {len(planned)} rows, one seed each, nothing is trained",
         *table,

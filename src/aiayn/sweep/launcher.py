@@ -5,19 +5,17 @@ The ledger is the run folders themselves: a folder's name holds row, seed and a 
 owns the run.
 """
 
-import dataclasses
 import json
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from aiayn.config import folders
-from aiayn.config.schema import Config, ConfigError
+from aiayn.config.schema import Config, ConfigError, vary
 from aiayn.core import progress, signals
 from aiayn.core.storage import InUse, StorageError
 from aiayn.cost import device_schedule, flops
@@ -30,15 +28,6 @@ POLL_SECONDS = 0.2
 TAIL_BYTES = 4096
 
 
-@dataclass(frozen=True)
-class ScheduledRun:
-    """A run as `devices` schedules it."""
-
-    name: str  # no two runs of a sweep have the same folder
-    seconds: float  # in operations of one device
-    run: Config
-
-
 def work(run: Config) -> float:
     """The operations of a run's training, its sentences as long as WMT14's: order, devices and time left rest on it."""
     rows, training = run.fidelity.rows(run.data.vocab_size), run.training
@@ -49,11 +38,10 @@ def work(run: Config) -> float:
 def assign_devices(runs: list[Config], most: int, available: int) -> list[Config]:
     """The runs, longest first, each with as many devices as in the schedule of `aiayn plan`."""
     each = max((run.hardware.devices for run in runs), default=1)
-    rows = [ScheduledRun(str(folders.run_folder(run)), work(run), run) for run in runs]
-    shares = [(turn.row.run, len(turn.devices)) for turn in device_schedule.best_schedule(rows, each, most, available)]
-    return [
-        dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=count)) for run, count in shares
-    ]
+    named = {str(folders.run_folder(run)): run for run in runs}  # no two runs of a sweep have the same folder
+    operations = {name: work(run) for name, run in named.items()}
+    turns = device_schedule.best_schedule(operations, each, most, available)
+    return [vary(named[turn.name], hardware={"devices": len(turn.devices)}) for turn in turns]
 
 
 def prepare_once(runs: list[Config]) -> None:
