@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from aiayn.data import encoded, update_plan
 from aiayn.data.encoded import Lengths, Pairs
 from aiayn.data.sentencepiece_bpe import BOS, EOS
-from aiayn.data.update_plan import Batch, Updates, epoch_plan, evaluation_batches, gather, micro_batches, rows_of_part
+from aiayn.data.update_plan import (
+    Batch,
+    epoch_plan,
+    evaluation_batches,
+    gather,
+    micro_batches,
+    rows_of_part,
+    training_plan,
+)
 
 BUDGET = 61
 
@@ -283,14 +291,14 @@ def test_a_sentence_over_the_micro_batch_is_refused_by_the_name_of_the_field() -
         micro_batches(np.arange(7), *sides(range(1, 8), range(1, 8)), 5, 1)
 
 
-# Updates
+# training_plan
 
 
 @given(st.integers(0, 97))
 @settings(max_examples=30)
 def test_updates_cut_anywhere_go_on_as_the_uncut_sequence(start) -> None:
-    uncut = list(islice(Updates(*random_lengths(71), 257, seed=5, start=0), 113))
-    rest = list(islice(Updates(*random_lengths(71), 257, seed=5, start=start), 113 - start))
+    uncut = list(islice(training_plan(*random_lengths(71), 257, seed=5, start=0), 113))
+    rest = list(islice(training_plan(*random_lengths(71), 257, seed=5, start=start), 113 - start))
     assert [number for number, _ in uncut] == list(range(113))
     assert [(number, list(update)) for number, update in rest] == [(n, list(u)) for n, u in uncut[start:]]
 
@@ -298,22 +306,22 @@ def test_updates_cut_anywhere_go_on_as_the_uncut_sequence(start) -> None:
 def test_updates_cut_in_any_pool_go_on_as_the_uncut_sequence(monkeypatch) -> None:
     monkeypatch.setattr(update_plan, "POOL", 23)
     both = random_lengths(71)
-    uncut = list(islice(Updates(*both, 257, seed=5, start=0), 53))
+    uncut = list(islice(training_plan(*both, 257, seed=5, start=0), 53))
     for start in range(53):
-        rest = islice(Updates(*both, 257, seed=5, start=start), 53 - start)
+        rest = islice(training_plan(*both, 257, seed=5, start=start), 53 - start)
         assert [(number, list(update)) for number, update in rest] == [(n, list(u)) for n, u in uncut[start:]]
 
 
 def test_updates_walk_the_epochs() -> None:
     plans = [epoch_plan(*random_lengths(71), 257, 5, epoch) for epoch in range(3)]
     expected = [update.tolist() for update in chain(*plans)]
-    walked = islice(Updates(*random_lengths(71), 257, seed=5, start=0), len(expected))
+    walked = islice(training_plan(*random_lengths(71), 257, seed=5, start=0), len(expected))
     assert [update.tolist() for _, update in walked] == expected
 
 
 def test_no_sentence_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="no sentence"):
-        Updates(*sides([], []), BUDGET, seed=1, start=0)
+        training_plan(*sides([], []), BUDGET, seed=1, start=0)
 
 
 # evaluation_batches

@@ -13,7 +13,7 @@ from aiayn.config import compose, folders
 from aiayn.core import storage
 from aiayn.cost import flops
 from aiayn.data.encoded import Dataset
-from aiayn.data.update_plan import Updates
+from aiayn.data.update_plan import training_plan
 from aiayn.tables import table2
 from aiayn.training import train
 
@@ -120,7 +120,7 @@ def counted_by_hand(run: compose.Config) -> float:
     """From the sentences of every update that the plan of the run holds."""
     pairs = Dataset.open(compose.Path(run.prepared) / run.data.name).pairs("train")
     lengths = pairs.source_lengths, pairs.target_lengths
-    updates = Updates(*lengths, run.training.tokens_per_update, seed=run.seed, start=0)
+    updates = training_plan(*lengths, run.training.tokens_per_update, seed=run.seed, start=0)
     seen = [sentences for (_, sentences), _ in zip(updates, range(run.training.max_steps), strict=False)]
     tokens = (sum(int(side[sentences].sum()) for sentences in seen) for side in lengths)
     weighted = (float(np.average(side[:], weights=side[:])) for side in lengths)

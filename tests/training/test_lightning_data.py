@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiayn.data.encoded import Pairs
-from aiayn.data.update_plan import Updates, gather
+from aiayn.data.update_plan import gather, training_plan
 from aiayn.training.lightning_data import LightningUpdates, Update
 
 PER_UPDATE, PER_MICRO_BATCH, SENTENCES = 61, 23, 97
@@ -47,7 +47,7 @@ def held(update: Update) -> list[tuple[int, list[int]]]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_all_ranks_together_hold_each_sentence_of_the_update_once_and_know_its_tokens(ranks):
-    plan = Updates(PAIRS.source_lengths, PAIRS.target_lengths, PER_UPDATE, 3, 0)
+    plan = training_plan(PAIRS.source_lengths, PAIRS.target_lengths, PER_UPDATE, 3, 0)
     shares = [stream(rank=rank, ranks=ranks) for rank in range(ranks)]
     for (number, sentences), *updates in islice(zip(plan, *shares, strict=True), 40):
         parts = sorted(part for update in updates for part in held(update))

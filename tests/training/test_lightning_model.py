@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 
+from aiayn.config.schema import Training
 from aiayn.data.encoded import Pairs
 from aiayn.data.sentencepiece_bpe import EOS
 from aiayn.data.update_plan import gather
@@ -58,7 +59,7 @@ def module(dropout: float = 0.0, **changes: float) -> LightningTransformer:
     )  # fmt: skip
     recipe = {"learning_rate_factor": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.98, "adam_epsilon": 1e-9}
     recipe |= {"warmup_steps": WARMUP, "label_smoothing": SMOOTHING, **changes}
-    return LightningTransformer(accelerate(model), d_model=D_MODEL, seed=17, **recipe).double()
+    return LightningTransformer(accelerate(model), Training(**recipe), seed=17).double()
 
 
 class Steps(pl.Callback):

@@ -133,12 +133,7 @@ def measure(run: Config) -> Point:
         torch.cuda.reset_peak_memory_stats()
     before = _peak_mb(gpu)
     run = vary(run, training={"max_steps": NEVER, "dev_every": NEVER, "checkpoint_every": NEVER})
-    module = LightningTransformer(
-        build(run, run.data.vocab_size),
-        d_model=run.model.d_model,
-        seed=run.seed,
-        **{key: getattr(run.training, key) for key in train.RECIPE},
-    )
+    module = LightningTransformer(build(run, run.data.vocab_size), run.training, run.seed)
     corpus, folder = Synthetic(run), Path(run.output)
     watch = Stopwatch(folder, run.bench.seconds, _wait_for_others)
     # The bar of a training would stand between the tables

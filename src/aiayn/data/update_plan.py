@@ -1,7 +1,7 @@
 """Which sentences each update and each micro-batch holds, and how they become one packed `Batch`."""
 
+import itertools
 from collections.abc import Iterator
-from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +68,7 @@ def epoch_plan(
     _refuse_longer(max(longest, default=0), tokens_per_update, "training.tokens_per_update")
     count = len(source_lengths)
     pools = -(-count // POOL)
-    return chain.from_iterable(
+    return itertools.chain.from_iterable(
         _pool_plan(
             _dealt(count, pool, pools, _random(seed, epoch, pools)),
             source_lengths,
@@ -150,40 +150,24 @@ def rows_of_part(tokens_per_update: int, tokens_per_micro_batch: int, ranks: int
     return -(-(tokens_per_update // parts + spare) // ROW_STEP) * ROW_STEP
 
 
-class Updates:
+def training_plan(
+    source_lengths: Lengths, target_lengths: Lengths, tokens_per_update: int, seed: int, start: int
+) -> Iterator[tuple[int, Sentences]]:
     """The updates of a whole training, without end: (number, sentences) from update `start` on, epoch after epoch.
 
-    Whatever `start` is, what follows is what an uncut run would have seen.
+    Whatever `start` is, what follows is what an uncut run would have seen. Raises DataError where there is no sentence.
     """
-
-    def __init__(
-        self, source_lengths: Lengths, target_lengths: Lengths, tokens_per_update: int, seed: int, start: int
-    ) -> None:
-        if len(source_lengths) == 0:
-            raise DataError("the training data holds no sentence: nothing can be learned from it")
-        self.source_lengths = source_lengths
-        self.target_lengths = target_lengths
-        self.tokens_per_update = tokens_per_update
-        self.seed = seed
-        self.start = start
-
-    def __iter__(self) -> Iterator[tuple[int, Sentences]]:
-        number, epoch = 0, 0
-        while True:
-            for sentences in epoch_plan(
-                self.source_lengths, self.target_lengths, self.tokens_per_update, self.seed, epoch
-            ):
-                if number >= self.start:
-                    yield number, sentences
-                number += 1
-            epoch += 1
+    if len(source_lengths) == 0:
+        raise DataError("the training data holds no sentence: nothing can be learned from it")
+    epochs = (epoch_plan(source_lengths, target_lengths, tokens_per_update, seed, epoch) for epoch in itertools.count())
+    return itertools.islice(enumerate(itertools.chain.from_iterable(epochs)), start, None)
 
 
 def evaluation_batches(source_lengths: Lengths, target_lengths: Lengths, tokens: int) -> list[Sentences]:
     """Every sentence once, from short to long, in batches of at most `tokens` a side; a longer one stands alone."""
     order = np.argsort(np.maximum(source_lengths[:], target_lengths[:]), kind="stable")
     borders = _cut(order, source_lengths, target_lengths, tokens)
-    return [order[start:end] for start, end in pairwise(borders)]
+    return [order[start:end] for start, end in itertools.pairwise(borders)]
 
 
 def _cut(order: Sentences, source_lengths: Lengths, target_lengths: Lengths, limit: int) -> list[int]:

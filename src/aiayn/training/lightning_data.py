@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from aiayn.data.encoded import Pairs
-from aiayn.data.update_plan import Updates, gather, micro_batches
+from aiayn.data.update_plan import gather, micro_batches, training_plan
 from aiayn.paper.batch import Batch
 
 
@@ -28,7 +28,10 @@ class Update:
 
 
 class LightningUpdates(pl.LightningDataModule):
-    """Updates `start`, `start` + 1, ... of a run: each a function of the corpus, the seed and its number alone."""
+    """Updates `start`, `start` + 1, ... of a run: each a function of the corpus, the seed and its number alone.
+
+    Rank r of R takes every R-th micro-batch; fillers without sentences are left out, so that they weigh nothing.
+    """
 
     def __init__(
         self,
@@ -43,32 +46,19 @@ class LightningUpdates(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self.pairs = pairs
-        self.tokens_per_update = tokens_per_update
+        self.source, self.target = pairs.source_lengths, pairs.target_lengths
+        self.updates = training_plan(self.source, self.target, tokens_per_update, seed, start)
         self.tokens_per_micro_batch = tokens_per_micro_batch
-        self.seed = seed
-        self.start = start
         self.rank, self.ranks = rank, ranks
 
-    def train_dataloader(self) -> "UpdateStream":
+    def train_dataloader(self) -> Iterator[Update]:
         """This rank's endless stream."""
-        return UpdateStream(self, self.rank, self.ranks)
-
-
-class UpdateStream:
-    """Rank r of R takes every R-th micro-batch; fillers without sentences are left out, so that they weigh nothing."""
-
-    def __init__(self, data: LightningUpdates, rank: int, ranks: int) -> None:
-        self.data, self.rank, self.ranks = data, rank, ranks
-
-    def __iter__(self) -> Iterator[Update]:
-        data = self.data
-        source, target = data.pairs.source_lengths, data.pairs.target_lengths
-        for number, sentences in Updates(source, target, data.tokens_per_update, data.seed, data.start):
-            parts = micro_batches(sentences, source, target, data.tokens_per_micro_batch, self.ranks)
+        for number, sentences in self.updates:
+            parts = micro_batches(sentences, self.source, self.target, self.tokens_per_micro_batch, self.ranks)
             batches, source_tokens, target_tokens = [], 0, 0
             for index, part in enumerate(parts):
                 if index % self.ranks == self.rank and len(part):
-                    batches.append(gather(data.pairs, part, source_tokens, target_tokens))
-                source_tokens += int(np.sum(source[part]))
-                target_tokens += int(np.sum(target[part]))
+                    batches.append(gather(self.pairs, part, source_tokens, target_tokens))
+                source_tokens += int(np.sum(self.source[part]))
+                target_tokens += int(np.sum(self.target[part]))
             yield Update(number, source_tokens, target_tokens, batches)

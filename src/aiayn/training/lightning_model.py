@@ -11,6 +11,7 @@ import torch.distributed
 from torch import Tensor
 
 from aiayn.alternatives.recurrent import TranslationModel
+from aiayn.config.schema import Training
 from aiayn.paper.batch import to_host
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
 from aiayn.paper.fast.model import is_compiled
@@ -49,28 +50,12 @@ class Unsettled:
 class LightningTransformer(pl.LightningModule):
     """A model, most often a Transformer, with its optimiser (5.3), its loss (5.4) and the number of updates done."""
 
-    def __init__(
-        self,
-        transformer: TranslationModel,
-        *,
-        d_model: int,
-        seed: int,
-        warmup_steps: int,
-        label_smoothing: float,
-        learning_rate_factor: float,
-        adam_beta1: float,
-        adam_beta2: float,
-        adam_epsilon: float,
-    ) -> None:
+    def __init__(self, transformer: TranslationModel, recipe: Training, seed: int) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.transformer = transformer
-        self.d_model = d_model
+        self.recipe = recipe
         self.seed = seed
-        self.warmup_steps = warmup_steps
-        self.label_smoothing = label_smoothing
-        self.learning_rate_factor = learning_rate_factor
-        self.adam = {"betas": (adam_beta1, adam_beta2), "eps": adam_epsilon}
         self.updates_done = 0
         self.ranks = 1  # that share each update
         self.unsettled: Unsettled | None = None
@@ -80,7 +65,10 @@ class LightningTransformer(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam as section 5.3 has it: no weight decay, no clipping; after a restart, with the moments it had."""
-        adam = torch.optim.Adam(self.transformer.parameters(), lr=0.0, fused=True, **self.adam)  # type: ignore[arg-type]
+        betas = (self.recipe.adam_beta1, self.recipe.adam_beta2)
+        adam = torch.optim.Adam(
+            self.transformer.parameters(), lr=0.0, betas=betas, eps=self.recipe.adam_epsilon, fused=True
+        )
         for state in self.restored:
             adam.load_state_dict(state)
         return adam
@@ -103,7 +91,7 @@ class LightningTransformer(pl.LightningModule):
                 self.transformer.hidden(batch, (self.seed, update.number)),
                 self.transformer.embedding.weight,
                 batch.target,
-                self.label_smoothing,
+                self.recipe.label_smoothing,
                 fused=is_compiled(self.transformer),
             )
             if self.ranks > 1 and number == len(update.batches):
@@ -113,7 +101,8 @@ class LightningTransformer(pl.LightningModule):
         if self.ranks > 1:
             self.gradient_sum.finish()
             torch.distributed.all_reduce(sums)
-        rate = self.learning_rate_factor * learning_rate(update.number + 1, self.d_model, self.warmup_steps)
+        eq_3 = learning_rate(update.number + 1, self.transformer.d_model, self.recipe.warmup_steps)
+        rate = self.recipe.learning_rate_factor * eq_3
         self.settle()
         gradients = {name: p.grad for name, p in self.transformer.named_parameters() if p.grad is not None}
         # torch's public functions give one norm of all gradients, or launch a kernel for each

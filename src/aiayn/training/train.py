@@ -57,10 +57,6 @@ PACKAGES = (
 
 # How long a rank waits for another's word before it says why it failed.
 PEER_SECONDS = 2.0
-RECIPE = (
-    *("warmup_steps", "label_smoothing", "learning_rate_factor"),
-    *("adam_beta1", "adam_beta2", "adam_epsilon"),
-)
 # Every other error is ours: it leaves a traceback
 CODES = {
     NonFinite: jobs.NON_FINITE,
@@ -85,12 +81,7 @@ def train(run: Config, folder: Path) -> None:
         dataset = prepare(run, report)
     if rank == 0:
         jobs.check_data(folder, dataset.sha256)
-    module = LightningTransformer(
-        build(run, dataset.tokenizer.vocab_size),
-        d_model=run.model.d_model,
-        seed=run.seed,
-        **{key: getattr(run.training, key) for key in RECIPE},
-    )
+    module = LightningTransformer(build(run, dataset.tokenizer.vocab_size), run.training, run.seed)
     saved = checkpoint.newest(folder / "checkpoints")
     if saved:
         with checkpoint.fitting(saved[0]):
