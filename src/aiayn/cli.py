@@ -47,85 +47,66 @@ MODULES = {
     "bench": "bench.bench",
     "plan": "cost.plan",
 }
+# Of each command: words after its name, and what they do
 EXAMPLES = {
-    "prepare": [
-        ("aiayn prepare", "the embedded corpus"),
-        (
-            "aiayn prepare data=files data.name=mine data.train_source=train.en data.train_target=train.de.gz ...",
-            "your own parallel text",
-        ),
-        ("aiayn prepare data=wmt14_en_de", "downloads 1.7 GB; repeat to resume"),
-        ("aiayn prepare data=wmt14_en_de data.source=archives", "the same from WMT's archives in a folder"),
-    ],
-    "train": [
-        ("aiayn train", "the base row at scale=mini"),
-        ("aiayn train experiment=a_h1 seed=2", "one attention head, another seed"),
-        ("aiayn train experiment=base scale=small hardware.threads=2", "larger, on two cores"),
-        ("aiayn train fidelity=released_code", "base as its authors' code has it, where that differs from the paper"),
-        ("aiayn train model.dropout=0.3", "your own variation: its folder gets a hash of the difference"),
-        ("aiayn train -cn table3 seed=1,2,3", "every row of Table 3, three seeds, side by side"),
-        ("aiayn train -cn beyond seed=1,2,3", "the rows beyond it"),
-    ],
-    "evaluate": [
-        ("aiayn evaluate experiment=a_h1", "on the dev set"),
-        (
-            "aiayn evaluate experiment=base split=test average=5",
-            "the mean of the last five checkpoints; prints Table 2",
-        ),
-        (
-            "aiayn evaluate experiment=big split=test average=20",
-            "the same of the big row, which keeps twenty",
-        ),
-    ],
-    "translate": [("aiayn translate experiment=base < in.txt > out.txt", "with the run in runs/tiny-mini/base/seed1")],
-    "table": [
-        ("aiayn table", "in the terminal"),
-        ("aiayn table format=md scale=smoke > table.md", "as Markdown (or csv, latex), another scale"),
-    ],
-    "criteria": [
-        ("aiayn criteria scale=small seed=0", "of the rows that are trained with that seed, and what they miss")
-    ],
-    "report": [("aiayn report", "runs/tiny-mini/report/report.html, and the figures as SVG and PNG beside it")],
-    "attention": [
-        (
-            "aiayn attention experiment=base < sentence.txt",
-            "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG and PNG; heads in numbers on dev",
-        ),
-    ],
-    "dashboard": [
-        ("aiayn dashboard", "says what would be built; asks nothing of the network"),
-        ("aiayn dashboard wandb.mode=online", "builds it and prints its link: needs '.[dashboard]' and a W&B key"),
-        ("aiayn dashboard wandb.mode=online scale=small wandb.entity=my-team", "of another scale, for a team"),
-    ],
-    "export": [
-        ("aiayn export format=ctranslate2 experiment=base", "into runs/tiny-mini/base/seed1/export-ctranslate2"),
-        ("aiayn export format=safetensors average=5", "the mean of the last five checkpoints"),
-        ("aiayn export format=marian experiment=big", "for transformers.MarianMTModel.from_pretrained"),
-    ],
-    "bench": [
-        ("aiayn bench scale=small", "all kinds, in ten minutes: rivals, growth, profile"),
-        (
-            "aiayn bench bench.kind=rivals experiment=a_h4 scale=small data.vocab_size=8000",
-            "small: d_model 128, N 3, d_ff 512, h 4",
-        ),
-        (
-            "aiayn bench bench.kind=rivals scale=paper data.vocab_size=37000 training.tokens_per_update=2500",
-            "base, in updates that take a CPU seconds",
-        ),
-        ("aiayn bench bench.kind=decoding hardware.threads=2 bench.rounds=9", "beam search and greedy, on two cores"),
-        ("aiayn bench bench.kind=growth scale=small", "by row, length and update; bench.json and bench.md"),
-        ("aiayn bench bench.kind=layers", "Table 1, measured"),
-        ("aiayn bench hardware=gpu", "base and big at the paper's size, in ten minutes"),
-    ],
-    "plan": [
-        ("aiayn plan scale=paper hardware=gpu plan.gpu=h200 plan.gpus=8", "the 20 rows on eight H200"),
-        (
-            "aiayn plan scale=paper hardware=gpu plan.efficiency=0.5 plan.price_per_hour=3",
-            "at a price and speed of yours",
-        ),
-        ("aiayn plan", "on this CPU, at scale=mini"),
-        ("aiayn plan experiment=big training.max_steps=1000 scale=paper", "one variation alone"),
-    ],
+    "prepare": {
+        "": "the embedded corpus",
+        "data=files data.name=mine data.train_source=train.en data.train_target=train.de.gz ...": "your own"
+        " parallel text",
+        "data=wmt14_en_de": "downloads 1.7 GB; repeat to resume",
+        "data=wmt14_en_de data.source=archives": "the same from WMT's archives in a folder",
+    },
+    "train": {
+        "": "the base row at scale=mini",
+        "experiment=a_h1 seed=2": "one attention head, another seed",
+        "experiment=base scale=small hardware.threads=2": "larger, on two cores",
+        "fidelity=released_code": "base as its authors' code has it, where that differs from the paper",
+        "model.dropout=0.3": "your own variation: its folder gets a hash of the difference",
+        "-cn table3 seed=1,2,3": "every row of Table 3, three seeds, side by side",
+        "-cn beyond seed=1,2,3": "the rows beyond it",
+    },
+    "evaluate": {
+        "experiment=a_h1": "on the dev set",
+        "experiment=base split=test average=5": "the mean of the last five checkpoints; prints Table 2",
+        "experiment=big split=test average=20": "the same of the big row, which keeps twenty",
+    },
+    "translate": {"experiment=base < in.txt > out.txt": "with the run in runs/tiny-mini/base/seed1"},
+    "table": {
+        "": "in the terminal",
+        "format=md scale=smoke > table.md": "as Markdown (or csv, latex), another scale",
+    },
+    "criteria": {"scale=small seed=0": "of the rows that are trained with that seed, and what they miss"},
+    "report": {"": "runs/tiny-mini/report/report.html, and the figures as SVG and PNG beside it"},
+    "attention": {
+        "experiment=base < sentence.txt": "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG"
+        " and PNG; heads in numbers on dev",
+    },
+    "dashboard": {
+        "": "says what would be built; asks nothing of the network",
+        "wandb.mode=online": "builds it and prints its link: needs '.[dashboard]' and a W&B key",
+        "wandb.mode=online scale=small wandb.entity=my-team": "of another scale, for a team",
+    },
+    "export": {
+        "format=ctranslate2 experiment=base": "into runs/tiny-mini/base/seed1/export-ctranslate2",
+        "format=safetensors average=5": "the mean of the last five checkpoints",
+        "format=marian experiment=big": "for transformers.MarianMTModel.from_pretrained",
+    },
+    "bench": {
+        "scale=small": "all kinds, in ten minutes: rivals, growth, profile",
+        "bench.kind=rivals experiment=a_h4 scale=small data.vocab_size=8000": "small: d_model 128, N 3, d_ff 512, h 4",
+        "bench.kind=rivals scale=paper data.vocab_size=37000 training.tokens_per_update=2500": "base, in"
+        " updates that take a CPU seconds",
+        "bench.kind=decoding hardware.threads=2 bench.rounds=9": "beam search and greedy, on two cores",
+        "bench.kind=growth scale=small": "by row, length and update; bench.json and bench.md",
+        "bench.kind=layers": "Table 1, measured",
+        "hardware=gpu": "base and big at the paper's size, in ten minutes",
+    },
+    "plan": {
+        "scale=paper hardware=gpu plan.gpu=h200 plan.gpus=8": "the 20 rows on eight H200",
+        "scale=paper hardware=gpu plan.efficiency=0.5 plan.price_per_hour=3": "at a price and speed of yours",
+        "": "on this CPU, at scale=mini",
+        "experiment=big training.max_steps=1000 scale=paper": "one variation alone",
+    },
 }
 FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--package", "--resolve", "-sc")
 ALONE = ("-m", "--multirun", "--resolve")  # flags without a value
@@ -303,7 +284,8 @@ def manual() -> str:
 
 def manual_of(command: str) -> str:
     """The manual of one command."""
-    width = max(len(line) for line, _ in EXAMPLES[command])
+    examples = {f"aiayn {command} {words}".rstrip(): what for words, what in EXAMPLES[command].items()}
+    width = max(map(len, examples))
     return "\n".join(
         [
             f"aiayn {command}: {COMMANDS[command]}",
@@ -311,7 +293,7 @@ def manual_of(command: str) -> str:
             f"  aiayn {command} [KEY=VALUE ...]",
             "",
             "Examples:",
-            *(f"  {line:{width}}  # {what}" for line, what in EXAMPLES[command]),
+            *(f"  {line:{width}}  # {what}" for line, what in examples.items()),
             "",
             *common(),
         ]
