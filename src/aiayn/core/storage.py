@@ -36,6 +36,15 @@ def fault(point: str, path: Path) -> None:
 
 
 @contextmanager
+def _explained(attempt: str) -> Iterator[None]:
+    """Inside, an error of the system becomes a StorageError that says what was attempted: `write a/path`."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot {attempt}: {error.strerror or error}") from error
+
+
+@contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
     """Yields a binary file that becomes `path` when the block ends, and vanishes when it raises.
 
@@ -68,13 +77,12 @@ def staged(folder: Path) -> Iterator[Path]:
     """
     staging = _temporary(folder)
     try:
-        _make_folder(staging)
-        yield staging
-        _make_folder(folder)
-        for file in sorted(staging.iterdir()):
-            adopt(file, folder / file.name)
-    except OSError as error:
-        raise StorageError(f"cannot write {folder}: {error.strerror or error}") from error
+        with _explained(f"write {folder}"):
+            _make_folder(staging)
+            yield staging
+            _make_folder(folder)
+            for file in sorted(staging.iterdir()):
+                adopt(file, folder / file.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -98,42 +106,34 @@ def write_json(path: Path, value: Any) -> None:
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Appends lines to `path` and flushes them to the disk; a crash can tear only the last line."""
     data = "".join(line + "\n" for line in lines).encode()
-    try:
-        with appending(path) as file:
-            fault("appending", path)
-            append_bytes(file, path, data)
-            fault("appended", path)
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise StorageError(f"cannot append to {path}: {error.strerror or error}") from error
+    with _explained(f"append to {path}"), appending(path) as file:
+        fault("appending", path)
+        append_bytes(file, path, data)
+        fault("appended", path)
+        os.fsync(file.fileno())
 
 
 def appending(path: Path) -> BinaryIO:
     """`path`, open for appending without a buffer: the log of another process."""
-    try:
+    with _explained(f"append to {path}"):
         _make_folder(path.parent)
-        return path.open("ab", buffering=0)
-    except OSError as error:
-        raise StorageError(f"cannot append to {path}: {error.strerror or error}") from error
+        file = path.open("ab", buffering=0)
+    return file
 
 
 def append_bytes(file: BinaryIO, path: Path, data: bytes) -> None:
     """Appends all of `data` to `file`, which `appending` has opened as `path`; StorageError when the disk refuses."""
-    try:
+    with _explained(f"append to {path}"):
         while data:  # a disk that is nearly full takes a part and says so only when asked again
             data = data[file.write(data) :]
-    except OSError as error:
-        raise StorageError(f"cannot append to {path}: {error.strerror or error}") from error
 
 
 def adopt(partial: Path, path: Path) -> None:
     """Gives what was appended to `partial` block by block its name, once it is known to be whole."""
-    try:
+    with _explained(f"write {path}"):
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         _give_name(partial, path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def free_bytes(folder: Path) -> int:
@@ -163,12 +163,10 @@ def read_lines(path: Path) -> list[str]:
 
 def remove(path: Path) -> None:
     """Removes a file; a missing one is no error."""
-    try:
+    with _explained(f"remove {path}"):
         fault("removing", path)
         path.unlink(missing_ok=True)
         fault("removed", path)
-    except OSError as error:
-        raise StorageError(f"cannot remove {path}: {error.strerror or error}") from error
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -194,11 +192,9 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
     When `wait`, waits for the owner and calls `report` once with its name. Otherwise raises InUse with the owner's
     process and host.
     """
-    try:
+    with _explained(f"lock {path}"):
         _make_folder(path.parent)
         file = path.open("a+b")
-    except OSError as error:
-        raise StorageError(f"cannot lock {path}: {error.strerror or error}") from error
     with file:
         waiting = False
         while not _locked(file):
@@ -210,11 +206,9 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
                 report(f"waiting: {in_use}")
                 waiting = True
             time.sleep(LOCK_SECONDS)
-        try:
+        with _explained(f"lock {path}"):
             _sign(file, f"process {os.getpid()} on {os.uname().nodename}")
             fault("locked", path)
-        except OSError as error:
-            raise StorageError(f"cannot lock {path}: {error.strerror or error}") from error
         try:
             yield
         finally:
