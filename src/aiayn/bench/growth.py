@@ -82,8 +82,8 @@ def side_by_side(run: Config) -> tuple[dict[str, list[float]], Sheet]:
     rates = {name: statistics.median(rounds) for name, rounds in found.items()}
     best, other = max(rates, key=rates.__getitem__), min(rates, key=rates.__getitem__)
     remark = f"{best} is {rates[best] / rates[other]:.2f} x as fast"
-    rows = [[name, f"{rate:,.0f}"] for name, rate in rates.items()]
-    return found, Sheet("runs of a sweep on this machine", ["", "target tok/s of all"], rows, [remark])
+    rows = [{"": name, "target tok/s of all": f"{rate:,.0f}"} for name, rate in rates.items()]
+    return found, Sheet.of("runs of a sweep on this machine", rows, [remark])
 
 
 def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], object]) -> dict[str, Any]:
@@ -100,9 +100,10 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
         seconds.append(time.perf_counter() - began)
     tokens = sum(len(hypothesis.ids) for hypothesis in found)
     taken = statistics.median(seconds[1:])
-    cells = [f"{sentences:,}", f"{tokens:,}", f"{taken:.2f}", f"{sentences / taken:,.0f}", f"{tokens / taken:,.0f}"]
+    row = {"sentences": f"{sentences:,}", "tokens": f"{tokens:,}", "seconds": f"{taken:.2f}"}
+    row |= {"sentences/s": f"{sentences / taken:,.0f}", "tok/s": f"{tokens / taken:,.0f}"}
     title = f"a corpus like newstest2013 decoded, beam {how.beam_size}, without loading, median of {rounds} rounds"
-    show(Sheet(title, ["sentences", "tokens", "seconds", "sentences/s", "tok/s"], [cells], words=()))
+    show(Sheet.of(title, [row], words=()))
     return {"sentences": sentences, "tokens": tokens, "seconds_a_round": seconds[1:]}
 
 
@@ -116,28 +117,23 @@ def sheet(title: str, first: str, points: Series, run: Config, *remarks: str) ->
     """Points as a table."""
     gpu = run.hardware.accelerator == "gpu"
     peak = flops.peak_of(torch.cuda.get_device_name()) if gpu else None
-    head = [first, "params M", "target tok/s", "source tok/s", "ms an update", "ms beside the step"]
-    head += ["TFLOP/s" if gpu else "GFLOP/s", *(["of the peak"] if peak else [])]
     rows = []
     for name, point in points.items():
         pace = point.flops / point.seconds
-        cells = [name, f"{point.parameters / MEGA:.2f}", f"{point.rate:,.0f}"]
-        cells += [f"{point.source_tokens / point.seconds:,.0f}", f"{1000 * point.update_seconds:,.1f}"]
-        cells += [f"{1000 * point.outside_seconds / point.updates:.2f}", f"{pace / (1e12 if gpu else 1e9):.1f}"]
-        rows.append(
-            [
-                *cells,
-                *([f"{pace / flops.TERA / peak:.1%}"] if peak else []),
-                f"{point.first_seconds:.2f}",
-                f"{point.peak_mb:,.0f}",
-            ]
-        )
+        row = {first: name, "params M": f"{point.parameters / MEGA:.2f}", "target tok/s": f"{point.rate:,.0f}"}
+        row["source tok/s"] = f"{point.source_tokens / point.seconds:,.0f}"
+        row["ms an update"] = f"{1000 * point.update_seconds:,.1f}"
+        row["ms beside the step"] = f"{1000 * point.outside_seconds / point.updates:.2f}"
+        row["TFLOP/s" if gpu else "GFLOP/s"] = f"{pace / (1e12 if gpu else 1e9):.1f}"
+        if peak:
+            row["of the peak"] = f"{pace / flops.TERA / peak:.1%}"
+        rows.append(row | {"first update s": f"{point.first_seconds:.2f}", "peak MB": f"{point.peak_mb:,.0f}"})
     libraries = next(iter(points.values())).before_mb
     compiled = "compiled" if run.hardware.compile else "not compiled"
     remark = (
         f"GPU memory that torch took; {compiled}" if gpu else f"peak of the process, {libraries:,.0f} of it libraries"
     )
-    return Sheet(title, [*head, "first update s", "peak MB"], rows, [f"peak MB: {remark}", *remarks])
+    return Sheet.of(title, rows, [f"peak MB: {remark}", *remarks])
 
 
 def _holding(run: Config, longest: int) -> Config:

@@ -1,7 +1,7 @@
 """What `aiayn bench` has measured as tables: one form for the terminal and one for Markdown."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,13 @@ class Sheet:
     rows: Sequence[Sequence[str]]
     remarks: Sequence[str] = ()
     words: Sequence[int] = (0,)  # columns that stand to the left; numbers stand to the right
+
+    @classmethod
+    def of(
+        cls, title: str, rows: Sequence[Mapping[str, str]], remarks: Sequence[str] = (), words: Sequence[int] = (0,)
+    ) -> "Sheet":
+        """The table of rows that have the same keys: what stands above the columns."""
+        return cls(title, list(rows[0]), [list(row.values()) for row in rows], remarks, words)
 
     def terminal(self) -> Table:
         """The table without the remarks, as rich prints it."""
@@ -66,31 +73,23 @@ def by_line(kind: str, part: dict[str, Any]) -> Sheet:
     for line in part["lines"]:
         base = ours.get(line["precision"]) or next(iter(ours.values()))
         ratio = statistics.median(theirs / own for theirs, own in zip(line["seconds_a_round"], base, strict=True))
-        rates = (_rate(part[f"{side}_tokens"], line["seconds_a_round"]) for side in ("target", "source"))
+        rates = {side: _rate(part[f"{side}_tokens"], line["seconds_a_round"]) for side in ("target", "source")}
         milliseconds = 1000 * statistics.median(line["seconds_a_round"]) / part["units_a_round"]
-        rows.append(
-            [
-                line["name"],
-                line["precision"],
-                *(f"{rate:,.0f}" for rate in rates),
-                f"{milliseconds:,.1f}",
-                "" if line["name"].startswith(OURS) else f"{ratio:.2f} x",
-                *_efforts(part, line),
-                ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in line["checks"].items()),
-            ]
-        )
-    article = "an" if unit == "update" else "a"
-    head = ["", "precision", "target tok/s", "source tok/s", f"ms {article} {unit}", "aiayn is"]
-    head += [
-        *(["of peak"] if part.get("peak") else []),
-        *(["warm-up s"] if "flops_a_token" in part else []),
-        "check",
-    ]
+        row = {"": line["name"], "precision": line["precision"]}
+        row |= {f"{side} tok/s": f"{rate:,.0f}" for side, rate in rates.items()}
+        row[f"ms {'an' if unit == 'update' else 'a'} {unit}"] = f"{milliseconds:,.1f}"
+        row["aiayn is"] = "" if line["name"].startswith(OURS) else f"{ratio:.2f} x"
+        if part.get("peak"):
+            row["of peak"] = f"{rates['target'] * part['flops_a_token'] / TERA / part['peak']:.1%}"
+        if "flops_a_token" in part:  # of training alone
+            row["warm-up s"] = f"{line['warm_up_seconds']:.2f}"
+        row["check"] = ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in line["checks"].items())
+        rows.append(row)
     padded = f"padded share of the rivals' tokens {part['padded_share_of_rivals']:.1%}, of ours none"
     rounds = len(part["target_tokens"])
     counted = f"{part['units_a_round']} {unit}{'e' if unit == 'batch' else ''}s a round"
     title = f"{kind}: {counted}, median of {rounds} rounds"
-    return Sheet(title, head, rows, [padded, *verdict(part)], words=(0, 1, len(head) - 1))
+    return Sheet.of(title, rows, [padded, *verdict(part)], words=(0, 1, len(rows[0]) - 1))
 
 
 def by_rival(parts: dict[str, dict[str, Any]]) -> Sheet:
@@ -113,25 +112,25 @@ def by_layer(part: dict[str, Any]) -> list[Sheet]:
     """Table 1 with what was counted and measured, and the measured time at every length."""
     lengths, lines, sizes = part["lengths"], part["layers"], part["sizes"]
     ends = (0, -1)
-    head = ["layer type", "complexity", "sequential", "max. path", "steps", "path"]
-    head += [f"{what} {lengths[end]:,}" for what in ("MFLOP at", "µs at") for end in ends]
-    head += ["FLOP exponent", "time exponent"]
     rows = [
-        [
-            *(line[key] for key in ("name", "complexity", "sequential", "path")),
-            *(f"{line[key]:,}" for key in ("steps", "path_length")),
-            *(f"{line['flops'][end] / lengths[end] / 1e6:,.2f}" for end in ends),
-            *(f"{line['seconds_a_token'][end] * 1e6:,.2f}" for end in ends),
-            *(f"{line[key]:.2f}" for key in ("exponent_of_flops", "exponent")),
-        ]
+        {
+            "layer type": line["name"],
+            **{key: line[key] for key in ("complexity", "sequential")},
+            "max. path": line["path"],
+            "steps": f"{line['steps']:,}",
+            "path": f"{line['path_length']:,}",
+            **{f"MFLOP at {lengths[end]:,}": f"{line['flops'][end] / lengths[end] / 1e6:,.2f}" for end in ends},
+            **{f"µs at {lengths[end]:,}": f"{line['seconds_a_token'][end] * 1e6:,.2f}" for end in ends},
+            "FLOP exponent": f"{line['exponent_of_flops']:.2f}",
+            "time exponent": f"{line['exponent']:.2f}",
+        }
         for line in lines
     ]
     rounds = len(lines[0]["seconds_a_round"][0])
     alike = f"d = {sizes['d']}, r = {sizes['r']}, k = {sizes['k']}; {sizes['sequences']} sequence(s) at once"
     title = f"Table 1 measured, forward and backward in {part['precision']}, {alike}; median of {rounds} rounds"
-    table = Sheet(
+    table = Sheet.of(
         title,
-        head,
         rows,
         [
             "complexity, sequential operations and maximum path length: the paper's orders;"
@@ -177,14 +176,6 @@ def verdict(part: dict[str, Any]) -> list[str]:
                 f" {rival} {other} {best:,.0f} target tokens/s)"
             )
     return lines
-
-
-def _efforts(part: dict[str, Any], line: dict[str, Any]) -> list[str]:
-    """What only training has: the share of the device's peak, and the warm-up, compilation included."""
-    if "flops_a_token" not in part:
-        return []
-    pace = _rate(part["target_tokens"], line["seconds_a_round"]) * part["flops_a_token"] / TERA
-    return [*([f"{pace / part['peak']:.1%}"] if part["peak"] else []), f"{line['warm_up_seconds']:.2f}"]
 
 
 def _rate(tokens: list[int], seconds: list[float]) -> float:
