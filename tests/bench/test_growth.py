@@ -75,7 +75,7 @@ def test_everything_is_measured_once_shown_and_left_as_plain_numbers(run, monkey
 
 
 def test_side_by_side_adds_up_what_runs_at_once_do(run, monkeypatch):
-    monkeypatch.setattr(growth.os, "sched_getaffinity", lambda process: {0, 1, 2})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
     monkeypatch.setattr(growth, "in_processes", by_threads)
     found, table = growth.side_by_side(run)
     assert found == {

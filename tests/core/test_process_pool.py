@@ -144,7 +144,7 @@ METHODS = [pytest.param("fork", marks=needs_fork), "spawn"]
 def at_work(method: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A process and its two workers; it leads a group, as a command in a terminal does."""
     code = (
-        "from aiayn.core import process_pool, signals; import staying; process_pool._available = lambda: 2\n"
+        "from aiayn.core import process_pool, signals; import staying; process_pool.cores = lambda: 2\n"
         f"with signals.interrupting(), signals.reported(): {PARENT[method]}"
     )
     words, pipe = [sys.executable, "-c", code], subprocess.PIPE

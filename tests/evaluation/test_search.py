@@ -36,7 +36,7 @@ def test_translations_come_back_in_order_for_any_batches(lengths: list[int], tok
     random = np.random.default_rng(0)
     sources = [random.integers(4, 13, size=length).astype(np.int32) for length in lengths]
     model, told = Table(vocab_size=13), list[int]()
-    ours = translate(model, sources, tokens_per_batch, progress=told.append)
+    ours = translate(model, sources, tokens_per_batch, done=told.append)
     assert sum(told) == len(sources)
     assert 0 not in told
     for source, hypothesis in zip(sources, ours, strict=True):
@@ -73,7 +73,7 @@ def sources_of(dataset) -> list[np.ndarray]:
 def test_two_processes_find_the_bits_of_one_and_the_run_may_use_as_many_as_it_has_threads(finished, monkeypatch):
     run = compose.compose_row(*finished)
     model, dataset, _ = evaluate.trained(run)
-    monkeypatch.setattr(process_pool, "_available", lambda: 2)
+    monkeypatch.setattr(process_pool, "cores", lambda: 2)
     for compiled in (False, kernels.COMPILER is not None):
         how = dataclasses.replace(run.decoding, compile=compiled)
         told: list[int] = []

@@ -56,7 +56,7 @@ def test_a_single_seed_has_no_deviation_and_none_no_mean(sweep: Path) -> None:
 def test_the_table_has_all_rows_in_the_papers_order_and_groups() -> None:
     made = table(RUN, [])
     assert tuple(line.name for line in made.lines) == compose.ROWS
-    assert [line.group for number, line in enumerate(made.lines) if made.opens_group(number)] == [
+    assert [line.group for line, opens in zip(made.lines, made.opens, strict=True) if opens] == [
         *("base", "(A)", "(B)", "(C)", "(D)", "(E)", "big"),
     ]
 

@@ -1,7 +1,6 @@
 """How training grows with row, sentence length and update; rows side by side; a corpus decoded."""
 
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from aiayn.bench.measurement import MEGA, Point, in_processes, measure
 from aiayn.bench.sheets import Sheet
 from aiayn.config import compose
 from aiayn.config.schema import ROWS, Config, vary
+from aiayn.core import process_pool
 from aiayn.cost import flops
 from aiayn.evaluation.evaluate import build
 from aiayn.evaluation.search import search
@@ -72,7 +72,7 @@ def side_by_side(run: Config) -> tuple[dict[str, list[float]], Sheet]:
 
     Gives the target tokens a second of all runs together, round by round.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = process_pool.cores()
     together, alone = f"{cores} at once, 1 thread each", f"one after the other, {cores} threads"
     found: dict[str, list[float]] = {together: [], alone: []}
     single, whole = (vary(run, hardware={"threads": threads}) for threads in (1, cores))

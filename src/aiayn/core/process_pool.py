@@ -29,7 +29,7 @@ def in_order(
     signal while it works, so that it can be killed.
     """
     first = list(islice(chunks, 2))
-    processes = min(_available(), max_processes)
+    processes = min(cores(), max_processes)
     if len(first) < 2 or (processes == 1 and not apart):
         return map(make(), chain(first, chunks))
     # Not forked: the caller may have threads, which a fork would leave half there
@@ -42,7 +42,7 @@ def forked(work: Callable[[Chunk], Answer], items: Sequence[Chunk], processes: i
     The copy is made when the first answer is asked for. Fewer where there are fewer items or cores; none, but `map`,
     where one would be left or the system is not Linux. A process that dies is a RuntimeError.
     """
-    processes = min(processes, len(items), _available())
+    processes = min(processes, len(items), cores())
     if processes <= 1 or sys.platform != "linux":  # macOS's own libraries do not survive a fork
         return map(work, items)
     return _by_processes("fork", partial(_in_one_thread, work), iter(items), processes)
@@ -149,5 +149,6 @@ def _in_one_thread(work: Callable[[Chunk], Answer]) -> Callable[[Chunk], Answer]
     return work
 
 
-def _available() -> int:
+def cores() -> int:
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,7 +12,7 @@ from aiayn.alternatives.recurrent import RecurrentDecoder, RecurrentModel, Trans
 from aiayn.config.schema import ConfigError, Decoding, Hardware
 from aiayn.core import process_pool
 from aiayn.data.sentencepiece_bpe import BOS, EOS
-from aiayn.paper.beam_search import Continuations, Hypothesis, beam_search
+from aiayn.paper.beam_search import Hypothesis, beam_search
 from aiayn.paper.fast import kernels
 from aiayn.paper.fast.decoding import FastDecoder
 from aiayn.paper.fast.model import can_accelerate
@@ -61,7 +61,7 @@ def search(
             tokens_per_batch=hardware.tokens_per_search,
             bos=BOS,
             eos=EOS,
-            progress=done,
+            done=done,
             of_each=partial(process_pool.forked, processes=1 if hardware.accelerator == "gpu" else hardware.threads),
         )
 
@@ -71,20 +71,16 @@ def translate_ids(
     sources: Sequence[np.ndarray],
     *,
     tokens_per_batch: int,
-    beam_size: int,
-    length_penalty: float,
-    max_extra: int,
-    bos: int,
     eos: int,
-    continuations: Continuations = best_continuations,
-    progress: Callable[[int], None] | None = None,
+    done: Callable[[int], None] | None = None,
     of_each: Callable[[Callable[[Indices], list[Hypothesis]], list[Indices]], Iterable[list[Hypothesis]]] = map,
+    **how: Any,
 ) -> list[Hypothesis]:
     """The best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
 
     Sentences of similar length are searched together, longest first, as many as `tokens_per_batch` source tokens hold,
-    EOS and padding counted, but always one. `progress` gets how many more sentences are done; `of_each` is `map`,
-    or does what it does in another way.
+    EOS and padding counted, but always one. `done` gets how many more sentences are done; `of_each` is `map`, or does
+    what it does in another way; `how` is for `beam_search`.
     """
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
     batches = _batches(lengths, tokens_per_batch)
@@ -92,27 +88,18 @@ def translate_ids(
     def search(batch: Indices) -> list[Hypothesis]:
         packed = np.concatenate([part for number in batch for part in (sources[number], [eos])])
         offsets = np.concatenate([[0], np.cumsum(lengths[batch] + 1)])
-        return beam_search(
-            decoder,
-            torch.from_numpy(packed).to(decoder.device),
-            torch.from_numpy(offsets),
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            max_extra=max_extra,
-            bos=bos,
-            eos=eos,
-            continuations=continuations,
-        )
+        ids = torch.from_numpy(packed).to(decoder.device)
+        return beam_search(decoder, ids, torch.from_numpy(offsets), eos=eos, **how)
 
     hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
     empty = len(sources) - int(np.count_nonzero(lengths))
-    if progress is not None and empty:
-        progress(empty)
+    if done is not None and empty:
+        done(empty)
     for batch, found in zip(batches, of_each(search, batches), strict=True):
         for number, hypothesis in zip(batch.tolist(), found, strict=True):
             hypotheses[number] = hypothesis
-        if progress is not None:
-            progress(len(batch))
+        if done is not None:
+            done(len(batch))
     return hypotheses
 
 

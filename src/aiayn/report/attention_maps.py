@@ -125,8 +125,7 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
             for look, draw in (("lines", lines), ("matrix", matrices)):
                 figure, file = draw(of_layer, *sides[kind], title), f"{kind}-layer{number}-{look}"
                 drawn[look] = figure_files.inline(figure, file, title)
-                storage.write_bytes(folder / "attention" / f"{file}.svg", figure_files.svg(figure))
-                storage.write_bytes(folder / "attention" / f"{file}.png", figure_files.png(figure))
+                figure_files.write(folder / "attention", file, figure)
             kinds[KINDS[kind]].append(drawn)
     (translation,) = dataset.tokenizer.decode([batch.target.tolist()])
     text = html_page.page(

@@ -6,11 +6,14 @@ import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 from markupsafe import Markup
 from matplotlib.figure import Figure
+
+from aiayn.core import storage
 
 INK, INK_OF_PAGE = "#000000", "currentColor"  # what is black in a file has the colour of a page's text
 PAPER_COLOUR = "#b3541e"
@@ -49,6 +52,12 @@ def style() -> Iterator[None]:
         # A character that the font lacks is an empty box in a PNG; in an SVG the reader's own fonts show it
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
+
+
+def write(folder: Path, name: str, figure: Figure) -> None:
+    """Writes the figure into a folder, as SVG and as PNG."""
+    storage.write_bytes(folder / f"{name}.svg", svg(figure))
+    storage.write_bytes(folder / f"{name}.png", png(figure))
 
 
 def png(figure: Figure) -> bytes:

@@ -21,7 +21,7 @@ from aiayn.paper.schedule import learning_rate
 from aiayn.report.curves import Curve
 from aiayn.report.figure_files import INK, PAPER_COLOUR, ROW, SUPTITLE
 from aiayn.runs.records import look_up
-from aiayn.tables.paper_claims import Counts, Metric, rank_correlation
+from aiayn.tables.paper_claims import KEYS, METRICS, Counts, Metric, rank_correlation
 from aiayn.tables.table3 import DEFINITION, Line, Table
 from aiayn.tables.table3_columns import signed_text, value_text
 
@@ -36,8 +36,6 @@ NAMES = {
     "tokens": "target tokens",
     "minutes": "minutes of training",
 }
-# (label of the axis, key of the result, field of the paper's figures, whether differences are of logarithms)
-_METRICS = (("PPL", "dev.ppl", True), ("BLEU", "dev.bleu.paper", False))
 _LENGTH_BUCKETS = 6
 _NARROW = (5.2, 3.8)  # inches: a phone shows it whole, and a desktop two side by side
 _TALL = (5.2, 4.6)
@@ -102,10 +100,10 @@ def group(table: Table, letter: str) -> Figure:
     if letter in ("(A)", "(B)"):  # which vary one size, base's among its values
         lines.sort(key=_sizes)
     figure, both = _figure(*_TALL, 2, across=False)
-    for axes, (name, key, logarithm) in zip(both, _METRICS, strict=True):
-        relative = not table.comparable
+    for axes, name in zip(both, METRICS, strict=True):
+        relative, logarithm = not table.comparable, name == "PPL"
         theirs = {line.name: line.papers(name) for line in table.lines}
-        ours = {line.name: [float(look_up(result, key)) for result in line.finished] for line in table.lines}
+        ours = {line.name: [float(look_up(result, KEYS[name])) for result in line.finished] for line in table.lines}
         for place, line in enumerate(lines):
             paper = _effect(theirs[line.name], theirs["base"], logarithm) if relative else theirs[line.name]
             axes.plot(place - 0.12, paper, "D", color=PAPER_COLOUR, fillstyle="none", label="" if place else "paper")
@@ -128,9 +126,10 @@ def ranks(table: Table, metric: Metric) -> Figure:
     """Our figure of each row against the paper's, and their rank correlation."""
     figure, axes = _figure(*_NARROW)
     shades = colours(table)
-    name, key, _ = next(found for found in _METRICS if found[0] == metric)
     points = {
-        line.name: (line.papers(name), found.mean) for line in table.lines if (found := line.measured(key)) is not None
+        line.name: (line.papers(metric), found.mean)
+        for line in table.lines
+        if (found := line.measured(KEYS[metric])) is not None
     }
     for row, point in points.items():
         axes.plot(*point, "o", color=shades[row], markersize=5, gid=f"{ROW}{row}:")
@@ -139,7 +138,7 @@ def ranks(table: Table, metric: Metric) -> Figure:
     if correlation is not None:
         low, high = map(signed_text, correlation.interval)
         summary = f": Spearman ρ {signed_text(correlation.rho)} ({low} to {high}), {correlation.rows} rows"
-    axes.set(xlabel=f"{name}, paper", ylabel=f"{name}, {conditions(table)}", title=f"{name}{summary}")
+    axes.set(xlabel=f"{metric}, paper", ylabel=f"{metric}, {conditions(table)}", title=f"{metric}{summary}")
     axes.margins(0.12)
     _name(axes, points)
     return figure

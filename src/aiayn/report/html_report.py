@@ -115,13 +115,13 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
         rows=[
             {
                 "name": line.name,
-                "opens_group": table.opens_group(number),
+                "opens_group": opens,
                 "cells": cells,
                 "figure": inline.get(f"run-{line.name}"),
                 "difference": _difference(table, line),
                 "runs": [_run(material, line, found) for found in (*line.runs, *line.stale)],
             }
-            for number, (line, cells) in enumerate(zip(table.lines, _cells(table, columns), strict=True))
+            for line, cells, opens in zip(table.lines, _cells(table, columns), table.opens, strict=True)
         ],
         findings=[formats.finding_texts(found) for found in material.findings],
         beyond=_beyond(material),
@@ -164,8 +164,7 @@ def main(run: Config) -> None:
         drawn = draw_figures(material)
         text = page(material, drawn)
         for name, (figure, _) in progress.each(drawn.items(), "drawing the files"):
-            storage.write_bytes(folder / "figures" / f"{name}.svg", figure_files.svg(figure))
-            storage.write_bytes(folder / "figures" / f"{name}.png", figure_files.png(figure))
+            figure_files.write(folder / "figures", name, figure)
     storage.write_text(folder / "report.html", text)
     print(formats.title(material.table), folder / "report.html", sep="\n")
     print(f"{folder / 'figures'}: {len(drawn)} figures, each as SVG and PNG")
@@ -181,7 +180,7 @@ def _beyond(material: Material) -> dict[str, Any] | None:
         "title": beyond.title(made),
         "caption": beyond.caption(made),
         "heads": columns,
-        "rows": [(made.opens_group(number), cells) for number, cells in enumerate(rows_of(columns))],
+        "rows": list(zip(made.opens, rows_of(columns), strict=True)),
         "notes": made.notes,
         "findings": [formats.finding_texts(found) for found in material.beyond_findings],
     }
@@ -292,7 +291,7 @@ def _ladder(climbed: Ladder, table: Table) -> dict[str, Any]:
     """What the page has of the ladder beside its figures: what each rung is, the claims there, and every effect."""
     rungs = climbed.rungs
     facts: dict[str, Callable[[Rung], str]] = {
-        "rows finished": _rows_finished,
+        "rows finished": lambda rung: f"{rung.table.finished} of {len(rung.table.lines)}",
         "seeds": lambda rung: ", ".join(map(str, rung.table.seeds)) or "–",
         "FLOPs of base's training": lambda rung: flops.power(rung.compute(rung.table.base) or rung.planned),
         **{f"Spearman's ρ, {metric}": partial(_rank, metric=metric) for metric in METRICS},
@@ -322,16 +321,10 @@ def _ladder(climbed: Ladder, table: Table) -> dict[str, Any]:
     }
 
 
-def _rows_finished(rung: Rung) -> str:
-    lines = rung.table.lines
-    return f"{sum(bool(line.finished) for line in lines)} of {len(lines)}"
-
-
 def _rank(rung: Rung, metric: Metric) -> str:
     found = paper_claims.rank_correlation(rung.table, metric)
     if found is None:
-        few = sum(bool(line.finished) for line in rung.table.lines) < MIN_ROWS
-        return "not enough rows" if few else "all rows are equal"
+        return "not enough rows" if rung.table.finished < MIN_ROWS else "all rows are equal"
     low, high = map(signed_text, found.interval)
     return f"{signed_text(found.rho)} ({low} to {high}{'' if found.seeds > 1 else ', over rows alone'})"
 

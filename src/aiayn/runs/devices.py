@@ -1,13 +1,13 @@
 """The devices of this machine: how many there are, and locks that give each GPU to one run at a time."""
 
 import errno
-import os
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
 
 from aiayn.config.schema import ConfigError, Hardware
+from aiayn.core.process_pool import cores
 
 # Below the ephemeral ports, which kernels hand out: a rank binds its port seconds after it was chosen
 PORTS = range(20000, 30000)
@@ -25,8 +25,7 @@ def names(hardware: Hardware, limit: int = 0) -> list[str]:
         if limit > len(found):
             raise ConfigError(f"hydra.launcher.devices={limit}: must be at most {len(found)}, the GPUs that torch sees")
         return found[: limit or None]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return [str(number) for number in range(limit or max(hardware.devices, cores // hardware.threads))]
+    return [str(number) for number in range(limit or max(hardware.devices, cores() // hardware.threads))]
 
 
 def gpus() -> list[str]:

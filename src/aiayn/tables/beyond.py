@@ -17,6 +17,7 @@ from aiayn.tables.table3_columns import (
     Column,
     definition_cells,
     measured_cell,
+    name_columns,
     params_cell,
     seeds_cell,
     signed_cell,
@@ -70,14 +71,13 @@ def layout(made: Table, counts: Counts) -> formats.Layout:
         formats.record(made, line, _definition(line), _others(line, findings, {m: effects[m][n] for m in METRICS}))
         for n, line in enumerate(made.lines)
     ]
-    opens = [made.opens_group(number) for number in range(len(made.lines))]
     claims = [_claim(found) for found in findings]
-    return formats.Layout(title(made), caption(made), columns(made), opens, made.notes, records, claims)
+    return formats.Layout(title(made), caption(made), columns(made), made.opens, made.notes, records, claims)
 
 
 def title(made: Table) -> str:
     """What stands above the table."""
-    finished = f"{sum(bool(line.finished) for line in made.lines)} of {len(made.lines)} rows finished"
+    finished = f"{made.finished} of {len(made.lines)} rows finished"
     return f"Beyond Table 3 at scale {made.scale.name} on {made.data}, base for comparison: {finished}"
 
 
@@ -96,7 +96,6 @@ def caption(made: Table) -> str:
 def columns(made: Table) -> list[Column]:
     """The columns of the printed table, from left to right; the source of a published figure comes last."""
     lines = made.lines
-    letters = [Cell(line.group if made.opens_group(number) else "") for number, line in enumerate(lines)]
     own: dict[Metric, list[Column]] = {
         metric: [
             Column(metric, "ours", [measured_cell(line.measured(KEYS[metric]), DIGITS[metric]) for line in lines]),
@@ -106,8 +105,7 @@ def columns(made: Table) -> list[Column]:
     }
     theirs = [line.published("BLEU") for line in lines]
     return [
-        Column("letter", "", letters),
-        Column("row", "row", [Cell(line.name) for line in lines]),
+        *name_columns(made),
         *(Column("definition", key, definition_cells(made, "model", key)) for key in PARTS),
         *(Column("definition", symbol, definition_cells(made, "model", key)) for symbol, key in SIZES),
         *own["PPL"],

@@ -50,8 +50,7 @@ def render(table: Table, format: str, console: Console | None = None) -> str:
 
 def layout(table: Table) -> Layout:
     """Table 3 as it is printed."""
-    opens = [table.opens_group(number) for number in range(len(table.lines))]
-    return Layout(title(table), caption(table), columns_of(table), opens, table.notes, _records(table))
+    return Layout(title(table), caption(table), columns_of(table), table.opens, table.notes, _records(table))
 
 
 def printed(layout: Layout, format: str, console: Console | None = None) -> str:
@@ -70,7 +69,7 @@ def printed(layout: Layout, format: str, console: Console | None = None) -> str:
 
 def title(table: Table) -> str:
     """What stands above the table: the scale and the data are never left out."""
-    finished = f"{sum(bool(line.finished) for line in table.lines)} of {len(table.lines)} rows finished"
+    finished = f"{table.finished} of {len(table.lines)} rows finished"
     conditions = "" if table.comparable else " (not the paper's conditions)"
     return f"Table 3 at scale {table.scale.name} on {table.data}{conditions}: {finished}"
 
@@ -129,7 +128,7 @@ def _settings(table: Table) -> str:
 def rank_sentence(table: Table) -> str:
     """Spearman's rho between the paper's rows and ours, for each metric with its interval, or why there is none."""
     start = "Spearman's ρ between the paper's rows and ours"
-    rows = sum(bool(line.finished) for line in table.lines)
+    rows = table.finished
     if rows < MIN_ROWS:
         return f"{start}: not enough rows ({rows} finished, at least {MIN_ROWS} needed)."
     summaries, drawn = [], "rows"

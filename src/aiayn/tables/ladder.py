@@ -92,10 +92,12 @@ class Ladder:
     @classmethod
     def of(cls, rungs: Sequence[Rung]) -> "Ladder":
         """The ladder of these tables."""
-        ordered = sorted(rungs, key=lambda rung: rung.planned)
-        short = [rung.table.base.trained.training.max_steps < MIN_UPDATES for rung in ordered]
-        kept = (rung for rung, left_out in zip(ordered, short, strict=True) if not left_out)
-        return cls(tuple(kept), tuple(rung for rung, left_out in zip(ordered, short, strict=True) if left_out))
+        kept: list[Rung] = []
+        left_out: list[Rung] = []
+        for rung in sorted(rungs, key=lambda rung: rung.planned):
+            short = rung.table.base.trained.training.max_steps < MIN_UPDATES
+            (left_out if short else kept).append(rung)
+        return cls(tuple(kept), tuple(left_out))
 
 
 def papers_effect(line: Line, base: Line, metric: Metric) -> Effect:

@@ -1,6 +1,7 @@
 """Table 3, or other rows, in numbers: which runs count, and every row's figures beside the paper's."""
 
 import dataclasses
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -119,9 +120,16 @@ class Table:
         """The row that the others are measured against: the first."""
         return self.lines[0]
 
-    def opens_group(self, number: int) -> bool:
-        """Whether a line is the first of the paper's group."""
-        return number == 0 or self.lines[number].group != self.lines[number - 1].group
+    @property
+    def opens(self) -> list[bool]:
+        """Whether each line is the first of the paper's group."""
+        groups = ["", *(line.group for line in self.lines)]
+        return [group != before for before, group in itertools.pairwise(groups)]
+
+    @property
+    def finished(self) -> int:
+        """How many rows have a finished seed."""
+        return sum(bool(line.finished) for line in self.lines)
 
     @property
     def seeds(self) -> list[int]:

@@ -52,10 +52,8 @@ class Column:
 def columns_of(table: Table) -> list[Column]:
     """The columns of the printed table, from left to right."""
     lines = table.lines
-    letters = [Cell(line.group if table.opens_group(number) else "") for number, line in enumerate(lines)]
     columns = [
-        Column("letter", "", letters),
-        Column("row", "row", [Cell(line.name) for line in lines]),
+        *name_columns(table),
         *(Column("definition", symbol, definition_cells(table, section, key)) for symbol, section, key in DEFINITION),
         *_metric(table, "PPL", [line.papers("PPL") for line in lines], "dev.ppl", 2, PPL_TOLERANCE, -1),
         *_metric(table, "BLEU", [line.papers("BLEU") for line in lines], "dev.bleu.paper", 1, BLEU_TOLERANCE, +1),
@@ -66,6 +64,12 @@ def columns_of(table: Table) -> list[Column]:
     ]
     # The paper's vocabulary says nothing about a model of another width.
     return [column for column in columns if table.comparable or column.name != "40 960"]
+
+
+def name_columns(table: Table) -> list[Column]:
+    """The letters of the groups, each where its group begins, and the names of the rows."""
+    letters = [Cell(line.group if opens else "") for line, opens in zip(table.lines, table.opens, strict=True)]
+    return [Column("letter", "", letters), Column("row", "row", [Cell(line.name) for line in table.lines])]
 
 
 def rows_of(columns: Sequence[Column]) -> list[tuple[Cell, ...]]:
