@@ -45,7 +45,7 @@ def cpu() -> dict[str, Any]:
 
 def main(run: Config) -> None:
     """Measures, prints the tables, and writes them as Markdown and all numbers as JSON."""
-    device = "cuda" if run.hardware.accelerator == "gpu" else "cpu"
+    device = run.hardware.device
     if not run.model.in_table3:
         raise ConfigError(
             f"experiment={run.experiment}: bench measures the parts of Table 3; give one of its rows, such as base"
@@ -54,10 +54,11 @@ def main(run: Config) -> None:
         if not torch.cuda.is_available():
             raise ConfigError(f"hardware={run.hardware.name}: torch sees no GPU here")
         run = growth.paper_sized(run)
+    device_name = torch.cuda.get_device_name() if device == "cuda" else "no GPU used"
     result: dict[str, Any] = {
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
-        "hardware": {**cpu(), "threads": run.hardware.threads, "device": _device_name(device)},
+        "hardware": {**cpu(), "threads": run.hardware.threads, "device": device_name},
         "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
         "config": dataclasses.asdict(run),
         "parts": {},
@@ -176,7 +177,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else "no GPU used"

@@ -88,7 +88,7 @@ def side_by_side(run: Config) -> tuple[dict[str, list[float]], Sheet]:
 
 def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], object]) -> dict[str, Any]:
     """Seconds in which a corpus like newstest2013 is searched, every output as long as its source."""
-    device = "cuda" if run.hardware.accelerator == "gpu" else "cpu"
+    device = run.hardware.device
     pairs = synthetic_pairs(vary(run, bench={"mean_length": 28.0}), sentences)
     sources = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
     model = endless(build(run, run.data.vocab_size)).to(device).eval()

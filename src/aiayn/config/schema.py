@@ -148,6 +148,11 @@ class Hardware:
     compile: bool = MISSING
     deterministic: bool = MISSING
 
+    @property
+    def device(self) -> str:
+        """What torch calls it."""
+        return "cuda" if self.accelerator == "gpu" else "cpu"
+
 
 @dataclass
 class Decoding:

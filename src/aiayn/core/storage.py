@@ -207,7 +207,9 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
                 waiting = True
             time.sleep(LOCK_SECONDS)
         with _explained(f"lock {path}"):
-            _sign(file, f"process {os.getpid()} on {os.uname().nodename}")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
+            file.flush()
             fault("locked", path)
         try:
             yield
@@ -221,12 +223,6 @@ def _locked(file: BinaryIO) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _sign(file: BinaryIO, owner: str) -> None:
-    file.truncate(0)
-    file.write(owner.encode())
-    file.flush()
 
 
 def _give_name(written: Path, path: Path) -> None:

@@ -65,7 +65,8 @@ class Tokenizer:
         Ids that are no subword are silent too: a model may have more embedding rows than there are subwords.
         """
         known = ([int(token) for token in sentence if token < self.vocab_size] for sentence in ids)
-        return [_unescape(self._processor.decode(sentence)) for sentence in known]
+        texts = (self._processor.decode(sentence) for sentence in known)
+        return [re.sub(_ESCAPE + "[0-4]", lambda escape: _UNESCAPED[escape.group()], text) for text in texts]
 
 
 def learn(lines: Iterable[str], vocab_size: int, model: Path) -> None:
@@ -77,9 +78,11 @@ def learn(lines: Iterable[str], vocab_size: int, model: Path) -> None:
     keep_most_frequent(words, MAX_WORDS, MAX_LETTERS)
 
     def counted() -> Iterator[tuple[list[str], bool]]:
-        while len(words) > WORDS_AT_ONCE:
-            yield [_with_count(*words.popitem()) for _ in range(WORDS_AT_ONCE)], False
-        yield [_with_count(*words.popitem()) for _ in range(len(words))], True
+        is_last = False
+        while not is_last:
+            popped = [words.popitem() for _ in range(min(WORDS_AT_ONCE, len(words)))]
+            is_last = not words
+            yield [f"{word}\t{count}" for word, count in popped], is_last
 
     *_, written = in_order(partial(_Training, vocab_size, "".join(sorted(alphabet))), counted(), 1, apart=True)
     storage.write_bytes(model, written)
@@ -132,10 +135,6 @@ class _Training:
         return written.getvalue()
 
 
-def _with_count(word: str, count: int) -> str:
-    return f"{word}\t{count}"
-
-
 def count_words(
     lines: Iterable[str], max_words: int = MAX_WORDS, max_letters: int = MAX_COUNTED_LETTERS
 ) -> tuple[Counter[str], set[str]]:
@@ -173,10 +172,6 @@ def keep_most_frequent(words: Counter[str], max_words: int, max_letters: int) ->
     for word in by_count[kept:]:
         del words[word]
     return by_count[kept:]
-
-
-def _unescape(text: str) -> str:
-    return re.sub(_ESCAPE + "[0-4]", lambda match: _UNESCAPED[match.group()], text)
 
 
 def _explained(error: RuntimeError, vocab_size: int) -> Exception:

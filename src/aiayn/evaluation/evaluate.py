@@ -118,8 +118,7 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path]:
     weights = checkpoint.average(paths)
     with checkpoint.fitting(paths[0]):
         model.load_state_dict({name.removeprefix("transformer."): value for name, value in weights.items()})
-    device = "cuda" if config.hardware.accelerator == "gpu" else "cpu"
-    return model.to(device).eval(), dataset, folder
+    return model.to(config.hardware.device).eval(), dataset, folder
 
 
 def evaluate_trained(config: Config) -> tuple[Dataset, str]:

@@ -80,7 +80,7 @@ def collect(run: Config) -> Material:
     own = _translated(run, dataclasses.replace(table, lines=lines), open_corpus)
     rungs = [_rung(run, table, own)]
     for other in _others(run):
-        beside = _table(other)
+        beside = table3.table(other, records.read_runs(folders.sweep_folder(other)))
         if beside.data == table.data or beside.comparable:
             rungs.append(_rung(other, beside, _translated(other, beside, open_corpus)))
     return Material(
@@ -98,10 +98,6 @@ def collect(run: Config) -> Material:
         beyond_findings=paper_claims.check(others, own.counts, beyond.CLAIMS) if others else (),
         layers=_layers(Path(run.bench.output)),
     )
-
-
-def _table(run: Config) -> Table:
-    return table3.table(run, records.read_runs(folders.sweep_folder(run)))
 
 
 def _others(run: Config) -> Iterator[Config]:

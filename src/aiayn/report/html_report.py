@@ -101,7 +101,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
     }
     columns = [column for column in columns_of(table) if column.group != "letter"]
     spans = [(group, len(list(members))) for group, members in itertools.groupby(columns, lambda column: column.group)]
-    shades = figures.colours(table)
+    shades = {**figures.colours(table), "base": figure_files.INK_OF_PAGE}
     return html_page.page(
         "report.html",
         title=formats.title(table),
@@ -147,9 +147,7 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
         },
         axes=curves.AXES,
         groups=_GROUPS,
-        switches=[
-            {"name": line.name, "group": line.group, "colour": _of_page(shades[line.name])} for line in table.lines
-        ],
+        switches=[{"name": line.name, "group": line.group, "colour": shades[line.name]} for line in table.lines],
         positions_note=""
         if material.learned
         else "No checkpoint of e_learned_positions is here to draw its vectors from.",
@@ -335,7 +333,3 @@ def _effect_text(effect: Effect | None, metric: Metric) -> str:
     text = partial(signed_text, digits=3 if metric == "PPL" else 2)
     between = "" if effect.interval is None else f" ({text(effect.interval[0])} to {text(effect.interval[1])})"
     return f"{text(effect.value)}{between}" + (f" at {flops.power(effect.compute)}" if effect.compute else "")
-
-
-def _of_page(colour: str) -> str:
-    return figure_files.INK_OF_PAGE if colour == figure_files.INK else colour

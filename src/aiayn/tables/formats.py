@@ -165,14 +165,10 @@ def finding_texts(found: Finding) -> dict[str, str]:
         "ours": "–" if found.effect is None else gain(found.effect),
         "interval": between(found.interval),
         "sentences": between(found.sentences),
-        "p": "–" if found.p is None else _p_text(found.p),
+        "p": "–" if found.p is None else "< 0.001" if found.p < 0.001 else f"{found.p:.3f}",
         "verdict": found.verdict,
         "because": found.because,
     }
-
-
-def _p_text(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _vocabulary(table: Table) -> str:
@@ -295,12 +291,13 @@ def _latex(table: Layout) -> str:
         cells = " & ".join(_latex_text(cell.text) for cell in row) + r" \\"
         lines += [r"\hline", cells] if opens else [cells]
     notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes] + table.claims
+    align = "".join("p{4cm}" if column.group == "source" else column.align for column in columns)
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{{_latex_text(' '.join([f'{table.title}.', table.caption, *notes]))}}}",
-            rf"\begin{{tabular}}{{{''.join(_latex_align(column) for column in columns)}}}",
+            rf"\begin{{tabular}}{{{align}}}",
             r"\hline",
             *lines,
             r"\hline",
@@ -320,10 +317,6 @@ _LATEX |= {character: f"\\{character}" for character in "{}$&#_%"}
 def _latex_text(text: str) -> str:
     # Any other character beyond ASCII would need a font that plain LaTeX does not load.
     return "".join(_LATEX.get(character, character if character.isascii() else "?") for character in text)
-
-
-def _latex_align(column: Column) -> str:
-    return "p{4cm}" if column.group == "source" else column.align
 
 
 def _latex_symbol(name: str) -> str:

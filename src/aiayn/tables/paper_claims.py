@@ -142,14 +142,14 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
     most 5 % are expected to be wrong. A verdict on BLEU must also survive a paired bootstrap of the sentences.
     """
     lines = {line.name: line for line in table.lines}
-    rises = [_rise(claim, lines) for claim in claims]
-    evidence = [None if rise is None else _p_values(claim, rise) for claim, rise in zip(claims, rises, strict=True)]
+    rises = [rise(_samples(claim, lines), claim.weights(lines)) for claim in claims]
+    evidence = [None if found is None else _p_values(claim, found) for claim, found in zip(claims, rises, strict=True)]
     known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
     corrected = iter(stats.false_discovery_control(known).tolist() if known else [])
     resampled = _resampled(counts)
     return [
-        _finding(claim, lines, rise, pair, None if pair is None else next(corrected), len(known), resampled)
-        for claim, rise, pair in zip(claims, rises, evidence, strict=True)
+        _finding(claim, lines, found, pair, None if pair is None else next(corrected), len(known), resampled)
+        for claim, found, pair in zip(claims, rises, evidence, strict=True)
     ]
 
 
@@ -229,10 +229,6 @@ def _quality(result: Mapping[str, object], metric: Metric) -> float:
 
 def _samples(claim: Claim, lines: Mapping[str, Line]) -> dict[str, list[float]]:
     return {row: [_quality(result, claim.metric) for result in lines[row].finished] for row in claim.rows}
-
-
-def _rise(claim: Claim, lines: Mapping[str, Line]) -> Rise | None:
-    return rise(_samples(claim, lines), claim.weights(lines))
 
 
 def _p_values(claim: Claim, found: Rise) -> tuple[float, float]:

@@ -72,7 +72,7 @@ def evaluation(experiment: str) -> str:
 def holds(run: Config, name: str) -> bool:
     """Whether an evaluation of a run stands in the table: the paper's languages, base or big as it is, averaged so."""
     in_table = run.experiment in PAPER and languages(run) in VOCAB_SIZES
-    return in_table and name == evaluation(run.experiment) and _is_row(run)
+    return in_table and name == evaluation(run.experiment) and not folders.variation(run)
 
 
 def languages(run: Config) -> str:
@@ -184,10 +184,6 @@ def by_count(run: Config, result: dict[str, Any], dataset: Dataset) -> float | N
 def _counted(line: Line, seed: int) -> dict[str, Any]:
     """The result of the row under a seed, if it is among those that the table counts."""
     return next((run.result for run in line.runs if run.seed == seed and run.result), {})
-
-
-def _is_row(run: Config) -> bool:
-    return folders.run_folder(run) == folders.run_folder(compose.row(run.experiment, run))
 
 
 def _read(path: Path) -> dict[str, Any]:

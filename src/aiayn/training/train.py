@@ -196,7 +196,7 @@ def finish(
     decoded: Callable[[int], None],
 ) -> None:
     """Decodes the dev set and writes the translations, then the result."""
-    transformer.to("cuda" if run.hardware.accelerator == "gpu" else "cpu")
+    transformer.to(run.hardware.device)
     figures, translations = evaluate(transformer, dataset, "dev", run, decoded)
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in translations))
     sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
