@@ -11,7 +11,7 @@ from run_results import damaged, put, result
 
 from aiayn.core import storage
 from aiayn.runs import records
-from aiayn.runs.records import read_runs
+from aiayn.runs.records import last_step, read_runs
 
 
 @pytest.fixture
@@ -157,3 +157,12 @@ def test_printable_text_is_one_line_without_anything_a_terminal_obeys(text: str)
 
 def test_printable_text_keeps_ordinary_words() -> None:
     assert records.printable("Größe 5 × 7 reicht nicht: 中文") == "Größe 5 × 7 reicht nicht: 中文"
+
+
+@given(st.integers(1, 900), st.binary(max_size=40).filter(lambda data: b"\n" not in data))
+def test_the_last_recorded_update_is_found_behind_a_torn_line(tmp_path_factory, last, torn):
+    folder = tmp_path_factory.mktemp("metrics")
+    assert last_step(folder) == 0
+    lines = b"".join(b'{"step": %d, "train/loss": 1.0}\n' % step for step in range(1, last + 1))
+    (folder / "metrics.jsonl").write_bytes(lines + torn)
+    assert last_step(folder) == last

@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from trained_runs import cores, equal
 
 from aiayn.config import compose, folders, schema
@@ -230,15 +228,6 @@ def test_on_eight_gpus_a_sweep_works_as_the_plan_says_and_each_run_sees_only_its
     for name in names:
         own = [(start, end) for _, seen, start, end in turns if name in seen]
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
-
-
-@given(st.integers(1, 900), st.binary(max_size=40).filter(lambda data: b"\n" not in data))
-def test_the_last_recorded_update_is_found_behind_a_torn_line(tmp_path_factory, last, torn):
-    folder = tmp_path_factory.mktemp("metrics")
-    assert launcher.last_step(folder) == 0
-    lines = b"".join(b'{"step": %d, "train/loss": 1.0}\n' % step for step in range(1, last + 1))
-    (folder / "metrics.jsonl").write_bytes(lines + torn)
-    assert launcher.last_step(folder) == last
 
 
 # With real processes that stand for workers

@@ -17,7 +17,8 @@ from aiayn.config.schema import Config
 from aiayn.cost import flops
 from aiayn.data.prepare import prepare
 from aiayn.report import contents, figure_files, html_report
-from aiayn.tables.ladder import Ladder, Rung, papers_compute, papers_effect
+from aiayn.tables.ladder import Ladder, Rung, papers_effect
+from aiayn.tables.table2 import papers_compute
 
 PutRuns = Callable[..., Config]
 HOSTILE = "<script>alert(1)</script> {{7*7}} http://example.org/ \u202e\x1b[31m"
@@ -153,8 +154,8 @@ def test_the_papers_effect_stands_at_the_compute_of_its_own_training() -> None:
     assert papers_effect(big, base, "BLEU").value == pytest.approx(0.6)
     # Table 2 has 3.3e18 and 2.3e19, from the time and what the GPUs could do in it
     for row, published in ((base, 3.3e18), (big, 2.3e19)):
-        assert published / 4 < papers_compute(row) < published
-    assert papers_compute(big) / papers_compute(base) == pytest.approx(3 * 213 / 65, rel=0.25)
+        assert published / 4 < papers_compute(row.config) < published
+    assert papers_compute(big.config) / papers_compute(base.config) == pytest.approx(3 * 213 / 65, rel=0.25)
 
 
 def test_the_page_names_every_scale_and_what_is_left_out_or_not_begun(put_runs: PutRuns) -> None:

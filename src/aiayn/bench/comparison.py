@@ -46,9 +46,8 @@ def training(config: Config, precisions: list[str], device: str, against_rivals:
     source = [len(batch.source) for batch in batches[updates:]]
     target = [len(batch.target) for batch in batches[updates:]]
     cells = sum(x.source.numel() + x.target_input.numel() for x in rectangles)
-    lengths = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
     words = config.fidelity.rows(config.data.vocab_size)
-    work = flops.training_flops(config.model, words, sum(source), sum(target), *lengths)
+    work = flops.training_flops(config.model, words, sum(source), sum(target), *flops.weighted_lengths(pairs))
     return {
         "unit": "update",
         "source_tokens": [sum(source[i : i + updates]) for i in range(0, len(source), updates)],

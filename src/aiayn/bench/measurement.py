@@ -139,14 +139,8 @@ def measure(run: Config) -> Point:
     # The bar of a training would stand between the tables
     with signals.StopFlag() as stop, contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Enough):
         train.fit(run, folder, module, cast(Dataset, corpus), watch, 1, stop)
-    lengths = (corpus.train.source_lengths, corpus.train.target_lengths)
-    work = flops.training_flops(
-        run.model,
-        run.fidelity.rows(run.data.vocab_size),
-        watch.source_tokens,
-        watch.target_tokens,
-        *map(flops.weighted_length, lengths),
-    )
+    rows, lengths = run.fidelity.rows(run.data.vocab_size), flops.weighted_lengths(corpus.train)
+    work = flops.training_flops(run.model, rows, watch.source_tokens, watch.target_tokens, *lengths)
     return Point(
         watch.updates,
         watch.source_tokens,

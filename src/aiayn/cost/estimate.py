@@ -160,9 +160,7 @@ def corpus_statistics(run: Config) -> CorpusStatistics:
 
 def _prepared(dataset: Dataset) -> CorpusStatistics:
     pairs = dataset.pairs("train")
-    source_length, target_length = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
     counts = ", ".join(f"{split} {part['kept']:,} pairs" for split, part in dataset.manifest["splits"].items())
     found = f"{counts}; prepared, every file as its SHA-256 says"
-    return CorpusStatistics(
-        source_length, target_length, dataset.tokenizer.vocab_size, len(pairs.target_ids), 0.0, found
-    )
+    vocab_size, tokens = dataset.tokenizer.vocab_size, len(pairs.target_ids)
+    return CorpusStatistics(*flops.weighted_lengths(pairs), vocab_size, tokens, 0.0, found)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from aiayn.alternatives.relative_positions import MAX_DISTANCE
 from aiayn.config.schema import Hardware, Model
-from aiayn.data.encoded import Lengths
+from aiayn.data.encoded import Lengths, Pairs
 
 # The token-weighted mean length of WMT14's sentences, 28 subwords each on average: what counts in attention
 LENGTH = 40.0
@@ -69,6 +69,11 @@ def _of_recurrent(model: Model, source_length: float, length: float) -> tuple[fl
     d = model.d_model
     attention = 2 * d * d + 2 * d * source_length if model.kind == "rnn_attention" else 0
     return model.num_layers * 6 * d * d, model.num_layers * 8 * d * d + attention
+
+
+def weighted_lengths(pairs: Pairs) -> tuple[float, float]:
+    """Of the sources and of the targets: see `weighted_length`."""
+    return weighted_length(pairs.source_lengths), weighted_length(pairs.target_lengths)
 
 
 def weighted_length(lengths: Lengths) -> float:

@@ -115,9 +115,7 @@ def _others(run: Config) -> Iterator[Config]:
 
 def _corpus(folder: Path) -> _Corpus:
     dataset = Dataset.open(folder)
-    pairs = dataset.pairs("train")
-    lengths = map(flops.weighted_length, (pairs.source_lengths, pairs.target_lengths))
-    text = TextStatistics(dataset.tokenizer.vocab_size, *lengths)
+    text = TextStatistics(dataset.tokenizer.vocab_size, *flops.weighted_lengths(dataset.pairs("train")))
     return _Corpus(dataset.sha256, dataset.texts("dev", "source"), dataset.texts("dev", "target"), text)
 
 

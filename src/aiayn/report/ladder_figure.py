@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from aiayn.report.figure_files import INK, PAPER_COLOUR, SUPTITLE
-from aiayn.tables.ladder import Effect, Ladder, Rung, papers_compute, papers_effect
+from aiayn.tables.ladder import Effect, Ladder, Rung, papers_effect
 from aiayn.tables.paper_claims import Metric
+from aiayn.tables.table2 import papers_compute
 from aiayn.tables.table3 import Line
 
 _PAGE = (5.2, 10.2)
@@ -77,7 +78,7 @@ def _key(axes: Axes, climbed: Ladder, base: Line, corpora: Sequence[str]) -> Non
         (rung.name, rung.compute(rung.table.base) or rung.planned, _MARKERS[corpora.index(rung.table.data)], INK)
         for rung in climbed.rungs
     ]
-    entries.append(("the paper", papers_compute(base), "D", PAPER_COLOUR))
+    entries.append(("the paper", papers_compute(base.config), "D", PAPER_COLOUR))
     middle = math.sqrt(entries[0][1] * entries[-1][1])
     for height, (name, compute, marker, colour) in enumerate(entries):
         axes.plot(compute, -height, marker, color=colour, fillstyle="none" if marker == "D" else "full", markersize=4)

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from aiayn.config import compose
 from aiayn.config.schema import MEANING, PATHS, Config, Paper, Scale
-from aiayn.core import storage
 
 SCHEMA = 1
 RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"
@@ -41,6 +40,7 @@ _NUMBERS = (
     *("dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl"),
 )
 _LARGEST = 1e100
+_TAIL_BYTES = 4096
 _LONGEST_TEXT = 300
 # The sequences by which a terminal is told to change colour, move its cursor or set its title.
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.")
@@ -166,7 +166,7 @@ def _read_run(folder: Path, experiment: str, seed: int) -> Run:
             result = read_result(folder / RESULT)
             _check_place(result, folder.parent.parent.name, experiment, seed)
             return Run(experiment, seed, "finished", "", result, result["steps"])
-        steps = _steps_done(folder / METRICS)
+        steps = last_step(folder)
         if (folder / FAILURE).exists():
             failure = _read_json(folder / FAILURE)
             cause = f"{failure.get('cause', 'no cause recorded')} (exit code {failure.get('exit_code', 'unknown')})"
@@ -199,16 +199,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _steps_done(metrics: Path) -> int:
-    """The last update that metrics.jsonl names; 0 when there is none."""
+def last_step(folder: Path) -> int:
+    """The last update that a run has recorded, read from the end of its metrics; 0 when that says none."""
+    path = folder / METRICS
     try:
-        for line in reversed(storage.read_lines(metrics)):
-            step = json.loads(line)["step"]
-            if isinstance(step, int):
-                return step
-    except (OSError, storage.StorageError, ValueError, TypeError, KeyError, RecursionError):
-        pass  # Damaged curves are for train to refuse; here they only say how far a half-done run came.
-    return 0
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+        step = json.loads(lines[-1])["step"]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return 0  # Damaged curves are for train to refuse; here they only say how far a run came.
+    return step if isinstance(step, int) else 0
 
 
 def place_in_result(key: str) -> str:

@@ -5,7 +5,6 @@ The ledger is the run folders themselves: a folder's name holds row, seed and a 
 owns the run.
 """
 
-import json
 import sys
 import time
 from contextlib import ExitStack
@@ -25,7 +24,6 @@ from aiayn.runs import devices, jobs, records
 from aiayn.sweep.outcome import conclude, line_of, name_of
 
 POLL_SECONDS = 0.2
-TAIL_BYTES = 4096
 
 
 def work(run: Config) -> float:
@@ -186,7 +184,7 @@ class Sweep:
         """Brings the bars up to date."""
         left = sum(map(work, [*self.waiting, *self.elsewhere]))
         for folder, job in self.active.items():
-            step = last_step(folder)
+            step = records.last_step(folder)
             left += work(job.run) * (1 - step / job.run.training.max_steps)
             state = f"update {step} of {job.run.training.max_steps}"
             self.display.update(self.bars[folder], completed=step / job.run.training.max_steps, state=state)
@@ -199,15 +197,3 @@ def written(run: Config) -> int | None:
     """When the run's last failure was written, if it has any: a newer one is another command's, during this sweep."""
     path = folders.run_folder(run) / records.FAILURE
     return path.stat().st_mtime_ns if path.exists() else None
-
-
-def last_step(folder: Path) -> int:
-    """The last update that a run has recorded, read from the end of its metrics; 0 when that says none."""
-    path = folder / records.METRICS
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            lines = file.read().split(b"\n")[:-1]
-        return int(json.loads(lines[-1])["step"]) if lines else 0
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return 0  # No reason to stop a sweep: whether the file is sound is for the run itself to say

@@ -10,7 +10,7 @@ from aiayn.config.schema import Config
 from aiayn.cost import flops
 from aiayn.runs.records import look_up
 from aiayn.tables.paper_claims import KEYS, Finding, Metric, rise
-from aiayn.tables.table2 import VOCAB_SIZES
+from aiayn.tables.table2 import papers_compute
 from aiayn.tables.table3 import Line, Table
 
 MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an effect says nothing
@@ -104,13 +104,7 @@ def papers_effect(line: Line, base: Line, metric: Metric) -> Effect:
     """The effect in the paper's own figures, at the compute of the paper's own training."""
     own, theirs = line.papers(metric), base.papers(metric)
     value = math.log(own / theirs) if metric == "PPL" else own - theirs
-    return Effect(value, None, papers_compute(line))
-
-
-def papers_compute(line: Line) -> float:
-    """FLOPs of the paper's training of a row: its updates of full size, 37 000 subwords, assumed lengths."""
-    tokens = line.config.training.max_steps * line.config.training.tokens_per_update
-    return flops.training_flops(line.config.model, VOCAB_SIZES["en-de"], tokens, tokens, flops.LENGTH, flops.LENGTH)
+    return Effect(value, None, papers_compute(line.config))
 
 
 def _figure(result: dict[str, object], metric: Metric) -> float:

@@ -152,10 +152,14 @@ def _rivals(rival: Rival, pair: str) -> list[str]:
     return [rival.name, PRINTED, rival.bleu.get(pair, NONE), NONE, NONE, timed, NONE]
 
 
+def papers_compute(row: Config, pair: str = "en-de") -> float:
+    """FLOPs of the paper's training of an unscaled row: its updates of full size, its subwords, assumed lengths."""
+    tokens = row.training.max_steps * row.training.tokens_per_update
+    return flops.training_flops(row.model, VOCAB_SIZES[pair], tokens, tokens, flops.LENGTH, flops.LENGTH)
+
+
 def _papers(line: Line, pair: str) -> list[str]:
-    published, paper = PAPER[line.name], line.config
-    tokens = paper.training.max_steps * paper.training.tokens_per_update
-    counted = flops.training_flops(paper.model, VOCAB_SIZES[pair], tokens, tokens, flops.LENGTH, flops.LENGTH)
+    published, counted = PAPER[line.name], papers_compute(line.config, pair)
     bleu = f"{published.bleu[pair]:.1f}"
     return [published.name, PRINTED, bleu, NONE, NONE, flops.power(published.flops), flops.power(counted)]
 
@@ -175,9 +179,7 @@ def by_count(run: Config, result: dict[str, Any], dataset: Dataset) -> float | N
     source, target = (records.look_up(result, f"{side}_tokens") for side in ("source", "target"))
     if not (isinstance(source, int) and isinstance(target, int)):
         return None
-    pairs = dataset.pairs("train")
-    rows = run.fidelity.rows(dataset.tokenizer.vocab_size)
-    lengths = (flops.weighted_length(side) for side in (pairs.source_lengths, pairs.target_lengths))
+    rows, lengths = run.fidelity.rows(dataset.tokenizer.vocab_size), flops.weighted_lengths(dataset.pairs("train"))
     return flops.training_flops(run.model, rows, source, target, *lengths)
 
 
