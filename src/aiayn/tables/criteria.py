@@ -22,19 +22,8 @@ Points = Sequence[tuple[int, float]]
 """(update, value), in order."""
 
 
-@dataclass(frozen=True)
-class Behaviour:
-    """How one run trained; nan where it was too short to be measured."""
-
-    epochs: float
-    fall: float  # of dev PPL in the last tenth of the updates, as a share
-    start: float  # the share of the training loss's fall that is made in the first fifth of the updates
-    relapse: float  # the largest rise of the training loss from one twentieth of the updates to the next, in nats
-    train_nats: float  # a token, over the last tenth of the updates, without smoothing
-    dev_nats: float  # a token, at the end
-    half_width: float  # of the bootstrap 95 % interval of BLEU
-    spread: float  # over the row's seeds, of ln(dev PPL); nan for a single one
-    minutes: float  # of training
+Behaviour = Mapping[str, float]
+"""How one run trained, by the columns of CRITERIA, and its `minutes`; nan where it was too short to be measured."""
 
 
 @dataclass(frozen=True)
@@ -43,65 +32,38 @@ class Criterion:
 
     text: str
     column: str
-    value: Callable[[Behaviour], float]
     holds: Callable[[float], bool]
     form: str
     rows: tuple[str, ...] = ROWS
 
 
-# big trains three times as long as the others in the paper, too
 CRITERIA = (
     Criterion(
         "the corpus is seen 15 to 40 times",
         "epochs",
-        lambda run: run.epochs,
         lambda value: 15 <= value <= 40,
         ".1f",
-        tuple(row for row in ROWS if row != "big"),
+        tuple(row for row in ROWS if row != "big"),  # which trains three times as long in the paper, too
     ),
     Criterion(
-        "dev PPL falls by at most 2 % in the last tenth of the updates",
-        "fall %",
-        lambda run: 100 * run.fall,
-        lambda value: value <= 2,
-        "+.1f",
+        "dev PPL falls by at most 2 % in the last tenth of the updates", "fall %", lambda value: value <= 2, "+.1f"
     ),
     Criterion(
         "no plateau at the start: half of the training loss's fall is made in a fifth of the updates",
-        "start",
-        lambda run: run.start,
-        lambda value: value >= 0.5,
-        ".2f",
+        *("start", lambda value: value >= 0.5, ".2f"),
     ),
     Criterion(
         "no relapse: the training loss of a twentieth of the updates is at most 0.1 nats above the one before",
-        "relapse",
-        lambda run: run.relapse,
-        lambda value: value <= 0.1,
-        "+.2f",
+        *("relapse", lambda value: value <= 0.1, "+.2f"),
     ),
     Criterion(
-        "seeds agree: ln(dev PPL) has a standard deviation below 0.03",
-        "spread",
-        lambda run: run.spread,
-        lambda value: value < 0.03,
-        ".3f",
+        "seeds agree: ln(dev PPL) has a standard deviation below 0.03", "spread", lambda value: value < 0.03, ".3f"
     ),
     Criterion(
         "without dropout the training loss ends below the dev loss",
-        "train - dev",
-        lambda run: run.train_nats - run.dev_nats,
-        lambda value: value < 0,
-        "+.2f",
-        ("d_dropout00",),
+        *("train - dev", lambda value: value < 0, "+.2f", ("d_dropout00",)),
     ),
-    Criterion(
-        "the bootstrap 95 % interval of BLEU is at most ±1.5",
-        "± BLEU",
-        lambda run: run.half_width,
-        lambda value: value <= 1.5,
-        ".2f",
-    ),
+    Criterion("the bootstrap 95 % interval of BLEU is at most ±1.5", "± BLEU", lambda value: value <= 1.5, ".2f"),
 )
 
 
@@ -112,21 +74,21 @@ def behaviour(run: Run, line: Line, metrics: Path) -> Behaviour:
     updates = result["steps"]
     nats, ppl = _points(metrics, "train/nats"), _points(metrics, "dev/ppl")
     before = [value for step, value in ppl if step <= 0.9 * updates]
+    # Nats a token, without smoothing
     first, fifth, last = (_mean(nats, updates, *part) for part in ((0, 0.01), (0.19, 0.2), (0.9, 1)))
     twentieths = [_mean(nats, updates, i / 20, (i + 1) / 20) for i in range(20)]
     low, high = look_up(result, "dev.bleu_ci95")
     logarithms = [math.log(look_up(other, "dev.ppl")) for other in line.finished]
-    return Behaviour(
-        epochs=result["epochs"],
-        fall=1 - look_up(result, "dev.ppl") / before[-1] if before else math.nan,
-        start=(first - fifth) / (first - last),
-        relapse=max(after - earlier for earlier, after in itertools.pairwise(twentieths)),
-        train_nats=last,
-        dev_nats=math.log(look_up(result, "dev.ppl")),
-        half_width=(high - low) / 2,
-        spread=statistics.stdev(logarithms) if len(logarithms) > 1 else math.nan,
-        minutes=result["train_seconds"] / 60,
-    )
+    return {
+        "epochs": result["epochs"],
+        "fall %": 100 * (1 - look_up(result, "dev.ppl") / before[-1]) if before else math.nan,
+        "start": (first - fifth) / (first - last),
+        "relapse": max(after - earlier for earlier, after in itertools.pairwise(twentieths)),
+        "spread": statistics.stdev(logarithms) if len(logarithms) > 1 else math.nan,
+        "train - dev": last - math.log(look_up(result, "dev.ppl")),
+        "± BLEU": (high - low) / 2,
+        "minutes": result["train_seconds"] / 60,
+    }
 
 
 def alike(rows: Mapping[str, Config]) -> list[tuple[str, str]]:
@@ -157,7 +119,7 @@ def verdicts(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> list
     """Of every criterion: of the rows that are there, which miss it."""
     made = []
     for criterion in CRITERIA:
-        measured = {row: criterion.value(found[row]) for row in criterion.rows if row in found}
+        measured = {row: found[row][criterion.column] for row in criterion.rows if row in found}
         known = {row: value for row, value in measured.items() if not math.isnan(value)}
         missed = [f"{row} {value:{criterion.form}}" for row, value in known.items() if not criterion.holds(value)]
         made.append(Judgement(criterion.text, tuple(missed), len(known), len(criterion.rows)))
@@ -175,10 +137,10 @@ def text(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> str:
         f"|---|{'---|' * (len(CRITERIA) + 1)}",
     ]
     for row, run in found.items():
-        values = [f"{criterion.value(run):{criterion.form}}".replace("nan", "–") for criterion in CRITERIA]
-        lines.append(f"| {row} | {' | '.join(values)} | {run.minutes:.1f} |")
+        values = [f"{run[criterion.column]:{criterion.form}}".replace("nan", "–") for criterion in CRITERIA]
+        lines.append(f"| {row} | {' | '.join(values)} | {run['minutes']:.1f} |")
     absent = [row for row in ROWS if row not in found]
-    lines += ["", f"{len(found)} rows, {sum(run.minutes for run in found.values()):.0f} minutes of training"]
+    lines += ["", f"{len(found)} rows, {sum(run['minutes'] for run in found.values()):.0f} minutes of training"]
     lines += [f"missing: {', '.join(absent)}"] if absent else []
     return "\n".join([*lines, *(f"- {verdict}" for verdict in verdicts(found, rows))])
 
