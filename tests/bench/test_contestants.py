@@ -77,17 +77,17 @@ def test_of_a_compiled_rival_encoder_and_decoder_run_compiled_and_it_computes_th
 
 def test_a_compiled_rival_takes_part_where_a_compiler_pays(run):
     model = build(run, 25)
-    plain = contestants._theirs(model, "cpu")
+    plain = contestants.entrants(model, "cpu", ours=False)
     assert "torch.nn" in plain
     assert not any("compiled" in name for name in plain)
-    found = contestants._theirs(model, "cuda")
+    found = contestants.entrants(model, "cuda", ours=False)
     assert list(found) == [*plain, "torch.nn, compiled"]
     assert found["torch.nn, compiled"] is found["torch.nn"]  # which is copied before it is compiled
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", ["aiayn"]), ("cuda", ["aiayn", "aiayn, compiled"])])
 def test_ours_is_compiled_too_where_a_compiler_pays(run, device, expected):
-    assert list(contestants._ours(build(run, 25), device)) == expected
+    assert list(contestants.entrants(build(run, 25), device, ours=True)) == expected
 
 
 def test_an_endless_model_is_still_one_whose_answers_depend_on_the_question(run):

@@ -112,7 +112,7 @@ def trainers(config: Config, precisions: list[str], device: str, *, ours: bool) 
     reference = _loss_and_gradients(model, our_loss, batches[0], "fp32", device)
     contestants = []
     for precision in precisions:
-        for name, module in (_ours(model, device) if ours else _theirs(model, device)).items():
+        for name, module in entrants(model, device, ours=ours).items():
             module = copy.deepcopy(module).to(device).eval()
             if name.endswith(COMPILED):
                 compile_parts(module, config.training.tokens_per_update)
@@ -177,14 +177,11 @@ def endless(model: TranslationModel) -> Transformer:
     return model
 
 
-def _ours(model: Transformer, device: str) -> dict[str, nn.Module]:
-    """Our ways to train the model, compiled where a compiler pays."""
-    return dict.fromkeys([OURS, *([f"{OURS}{COMPILED}"] if device == "cuda" else [])], model)
-
-
-def _theirs(model: Transformer, device: str) -> dict[str, nn.Module]:
-    found = rivals.trainable(model)
-    return {**found, **({f"torch.nn{COMPILED}": found["torch.nn"]} if device == "cuda" else {})}
+def entrants(model: Transformer, device: str, *, ours: bool) -> dict[str, nn.Module]:
+    """Ours, or the rivals, to be trained with the model's weights; compiled too where a compiler pays."""
+    found = {OURS: model} if ours else rivals.trainable(model)
+    compiled = [OURS if ours else "torch.nn"] if device == "cuda" else []
+    return {**found, **{f"{name}{COMPILED}": found[name] for name in compiled}}
 
 
 def _trainer(

@@ -14,11 +14,7 @@ import numpy.typing as npt
 
 from aiayn.core import storage
 from aiayn.data.moses_bpe import MosesBpe, load
-from aiayn.data.parallel_text import (
-    DataError,
-    Side,
-    Split,
-)
+from aiayn.data.parallel_text import DataError, Side, Split
 from aiayn.data.sentencepiece_bpe import Tokenizer
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")

@@ -68,20 +68,16 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
         )
     # multi-bleu does not smooth; `force` says that tokenised text is meant
     paper = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
-    sides = [[paper_tokens(line, language) for line in lines] for lines in (hypotheses, references)]
-    standard = sacrebleu.BLEU(tokenize="13a", force=True)
-    international = sacrebleu.BLEU(tokenize="intl", force=True)
-    scores = {
-        "paper": paper.corpus_score(sides[0], [sides[1]]).score,
-        "sacrebleu": standard.corpus_score(hypotheses, [references]).score,
-        "intl": international.corpus_score(hypotheses, [references]).score,
+    tokenized = [[paper_tokens(line, language) for line in lines] for lines in (hypotheses, references)]
+    kinds = {
+        "paper": (paper, tokenized),
+        "sacrebleu": (sacrebleu.BLEU(tokenize="13a", force=True), (hypotheses, references)),
+        "intl": (sacrebleu.BLEU(tokenize="intl", force=True), (hypotheses, references)),
     }
-    tokens = f"sacremoses-{sacremoses.__version__}-{language}" + ("-compounds" if _splits(language) else "")
-    signatures = {
-        "paper": f"{paper.get_signature()}|moses:{tokens}",
-        "sacrebleu": str(standard.get_signature()),
-        "intl": str(international.get_signature()),
-    }
+    scores = {kind: scorer.corpus_score(ours, [theirs]).score for kind, (scorer, (ours, theirs)) in kinds.items()}
+    signatures = {kind: str(scorer.get_signature()) for kind, (scorer, _) in kinds.items()}
+    compounds = "-compounds" if _splits(language) else ""
+    signatures["paper"] += f"|moses:sacremoses-{sacremoses.__version__}-{language}{compounds}"
     return Bleu(scores, _confidence_interval(hypotheses, references), signatures)
 
 

@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,16 +43,8 @@ from aiayn.training.lightning_model import LightningTransformer, NonFinite
 from aiayn.training.wandb_log import TRANSLATIONS, dev_row, samples, view
 
 PACKAGES = (
-    "aiayn",
-    "torch",
-    "pytorch-lightning",
-    "hydra-core",
-    "wandb",
-    "sacrebleu",
-    "subword-nmt",
-    "sacremoses",
-    "sentencepiece",
-    "numpy",
+    *("aiayn", "torch", "pytorch-lightning", "hydra-core", "wandb"),
+    *("sacrebleu", "subword-nmt", "sacremoses", "sentencepiece", "numpy"),
 )
 
 
@@ -129,7 +122,8 @@ def fit(
         assert isinstance(module.transformer, Transformer)
         compile_stacks(module.transformer, rows_of_part(*sizes, ranks))
     training, start = run.training, module.updates_done
-    pairs, tokens = dataset.pairs("dev"), run.hardware.tokens_per_micro_batch
+    tokens, checkpoints = run.hardware.tokens_per_micro_batch, folder / "checkpoints"
+    measure = partial(teacher_forced_nats, module.transformer, dataset.pairs("dev"), tokens)
     on_gpu, local_rank = run.hardware.accelerator == "gpu", int(os.environ.get("LOCAL_RANK", 0))
     module.ranks = ranks
     if ranks > 1:
@@ -148,20 +142,8 @@ def fit(
         plugins=[VerifiedCheckpointIO(), LightningEnvironment()],
         callbacks=[
             record,
-            Dev(
-                record,
-                lambda: teacher_forced_nats(module.transformer, pairs, tokens),
-                training.dev_every,
-                training.max_steps,
-            ),
-            Save(
-                record,
-                folder / "checkpoints",
-                training.checkpoint_every,
-                training.keep_checkpoints,
-                training.max_steps,
-                stop,
-            ),
+            Dev(record, measure, training.dev_every, training.max_steps),
+            Save(record, checkpoints, training.checkpoint_every, training.keep_checkpoints, training.max_steps, stop),
             Bar(record, run.experiment, start, training.max_steps),
         ],
         logger=False,
