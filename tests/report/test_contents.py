@@ -24,9 +24,7 @@ def run(digits: list[str], tmp_path: Path) -> Config:
 
 def put(run: Config, row: str, sha256: str, lines: int, result_of: Any) -> Path:
     """A finished run on a corpus of that hash, with so many translations."""
-    trained = compose.scaled(
-        dataclasses.replace({**compose.rows(), **compose.rows_beyond("paper")}[row], scale=run.scale, data=run.data)
-    )
+    trained = compose.scaled(dataclasses.replace(compose.rows("paper", (row,))[row], scale=run.scale, data=run.data))
     folder = folders.sweep_folder(run) / row / "seed1"
     storage.write_json(folder / "result.json", {**result_of(trained), "sha256": {"data": sha256, "tokenizer": "t"}})
     storage.write_text(folder / "translations.txt", "1 2 3\n" * lines)

@@ -89,7 +89,7 @@ def report(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
                 kept = [" ".join(line.split()[seed % 2 :]) for line in references]
                 put(here, trained, row.paper.ppl * (1 + seed / 100), dataset, [HOSTILE, *kept[1:]])
     for name in ("f_no_positions", "s_rnn"):
-        row = compose.rows_beyond("paper")[name]
+        row = compose.rows("paper", (name,))[name]
         trained = compose.scaled(dataclasses.replace(row, scale=run.scale, data=run.data))
         put(folder / name / "seed1", trained, 7.75, dataset, [HOSTILE, *references[1:]])
     html_report.main(run)

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aiayn.config.checks import checked, in_range
-from aiayn.config.schema import BEYOND, ROWS, Config, ConfigError, Scale, nearest, vary
+from aiayn.config.schema import ROWS, Config, ConfigError, Scale, nearest, vary
 
 
 def register() -> None:
@@ -87,15 +87,10 @@ def compose_row(*overrides: str) -> Config:
 
 
 @cache
-def rows(fidelity: str = "paper") -> dict[str, Config]:
-    """The 20 rows at the paper's own scale, in the paper's order."""
-    return _unscaled_rows(ROWS, fidelity)
-
-
-@cache
-def rows_beyond(fidelity: str = "paper") -> dict[str, Config]:
-    """The rows beyond Table 3 at the paper's own scale, base before them."""
-    return _unscaled_rows(("base", *BEYOND), fidelity)
+def rows(fidelity: str = "paper", names: tuple[str, ...] = ROWS) -> dict[str, Config]:
+    """The 20 rows, or others, at the paper's own scale, in the paper's order."""
+    base = compose_row("scale=paper", f"fidelity={fidelity}")
+    return {name: checked(unscaled(name, base)) for name in names}
 
 
 @cache
@@ -159,11 +154,6 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for key, value in tree.items():
         found += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
     return found
-
-
-def _unscaled_rows(names: tuple[str, ...], fidelity: str) -> dict[str, Config]:
-    base = compose_row("scale=paper", f"fidelity={fidelity}")
-    return {name: checked(unscaled(name, base)) for name in names}
 
 
 def unscaled(name: str, like: Config) -> Config:

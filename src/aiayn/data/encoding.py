@@ -115,13 +115,8 @@ class _Stages:
 
     def complete(self, stage: str, progress: Callable[[str], None]) -> bool:
         """True when a stage's files are those that it left; otherwise it is forgotten, as are all after it."""
-        files = self.manifest["files"]
-        if all(
-            name in files
-            and (self.path.parent / name).is_file()
-            and files[name] == fingerprint(self.path.parent / name)
-            for name in STAGES[stage]
-        ):
+        files, folder = self.manifest["files"], self.path.parent
+        if all((folder / name).is_file() and fingerprint(folder / name) == files.get(name) for name in STAGES[stage]):
             progress(f"{stage}: complete before")
             return True
         later = list(STAGES)[list(STAGES).index(stage) :]

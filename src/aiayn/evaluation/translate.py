@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import BinaryIO
 
@@ -54,16 +55,12 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     """Translates standard input with the run that the configuration names."""
     compute_with(config.hardware.threads)
     model, dataset, _folder = trained(config)
-    lines = source or sys.stdin.buffer
+    lines, warn = source or sys.stdin.buffer, partial(print, "aiayn:", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         # On a terminal the translations themselves show how far it is
         shown = sys.stdout.isatty()
         done = None if shown else stack.enter_context(progress.counted("translating", None, "lines"))
-        for line in translate(model, dataset, config.decoding, config.hardware, lines, _warn, done):
+        for line in translate(model, dataset, config.decoding, config.hardware, lines, warn, done):
             # Bytes, so that neither the locale nor the platform's line end has a say
             sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")
             sys.stdout.buffer.flush()
-
-
-def _warn(line: str) -> None:
-    print(f"aiayn: {line}", file=sys.stderr)

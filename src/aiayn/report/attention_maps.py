@@ -44,19 +44,18 @@ def weights_of(model: Transformer, batch: Batch) -> dict[str, list[Weights]]:
 def matrices(weights: Weights, queries: list[str], keys: list[str], title: str) -> Figure:
     """A layer's heads, each as a matrix with the tokens on both axes: a row is where that token looks."""
     figure, panels = _panels(len(weights), 0.75 + 0.13 * len(keys), 0.75 + 0.13 * len(queries), title)
-    for head, (axes, of_head) in enumerate(zip(panels, weights, strict=True), 1):
+    for axes, of_head in zip(panels, weights, strict=True):
         axes.imshow(of_head, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         axes.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6)
         axes.set_yticks(range(len(queries)), queries, fontsize=6)
         axes.grid(visible=False)
-        axes.set_title(f"head {head}", fontsize=8)
     return figure
 
 
 def lines(weights: Weights, queries: list[str], keys: list[str], title: str) -> Figure:
     """A layer's heads as in the paper's Figures 3 to 5: a line from each token to those that it looks at."""
     figure, panels = _panels(len(weights), 2.2, 0.5 + 0.15 * max(len(queries), len(keys)), title)
-    for head, (axes, of_head) in enumerate(zip(panels, weights, strict=True), 1):
+    for axes, of_head in zip(panels, weights, strict=True):
         where = [(int(q), int(k)) for q, k in np.argwhere(of_head >= _FAINTEST)]
         strengths = [float(of_head[pair]) for pair in where]
         drawn = LineCollection([[(0, q), (1, k)] for q, k in where], colors="#b3541e", alpha=strengths, linewidths=1.6)
@@ -66,7 +65,6 @@ def lines(weights: Weights, queries: list[str], keys: list[str], title: str) -> 
                 axes.text(place, number, token, ha=align, va="center", fontsize=6, color=INK)
         axes.set(xlim=(-0.9, 1.9), ylim=(max(len(queries), len(keys)) - 0.5, -0.5))
         axes.axis("off")
-        axes.set_title(f"head {head}", fontsize=8)
     return figure
 
 
@@ -75,6 +73,8 @@ def _panels(count: int, width: float, height: float, title: str) -> tuple[Figure
     rows = -(-count // columns)
     figure = Figure(figsize=(columns * width, rows * height + 0.4))
     panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for head, axes in enumerate(panels[:count], 1):
+        axes.set_title(f"head {head}", fontsize=8)
     for unused in panels[count:]:
         unused.axis("off")
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")

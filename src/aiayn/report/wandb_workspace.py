@@ -12,10 +12,6 @@ from aiayn.runs import jobs
 from aiayn.training import wandb_log
 
 MOST_RUNS = 100
-REMEDIES = {
-    "extra": "pip install -c constraints.txt -e '.[dashboard]'",
-    "key": "wandb login, or set WANDB_API_KEY",
-}
 
 
 @dataclass(frozen=True)
@@ -99,11 +95,11 @@ def built(run: Config) -> tuple[str, str]:
             import wandb
             import wandb_workspaces.workspaces  # noqa: F401
     except ImportError as error:
-        return "", f"{error}; {REMEDIES['extra']}"
+        return "", f"{error}; pip install -c constraints.txt -e '.[dashboard]'"
     try:
         # Without a prompt: the terminal may be unattended
         if not wandb.login(prompt=False, verify=False):
-            return "", f"there is no key for {wandb.setup().settings.base_url}; {REMEDIES['key']}"
+            return "", f"there is no key for {wandb.setup().settings.base_url}; wandb login, or set WANDB_API_KEY"
         entity = run.wandb.entity or wandb.Api().default_entity
         if not entity:
             return "", "your key belongs to no entity: give wandb.entity=..."

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import Config
+from aiayn.config.schema import BEYOND, Config
 from aiayn.data.encoded import Dataset
 from aiayn.data.parallel_text import DataError
 from aiayn.evaluation import metrics
@@ -48,7 +48,7 @@ CLAIMS = (
 
 def table(run: Config, runs: Sequence[Run]) -> Table | None:
     """The rows beyond Table 3, base before them, at the scale and on the data of `run`; None if none is begun."""
-    made = table3.table(run, runs, compose.rows_beyond(run.fidelity.name))
+    made = table3.table(run, runs, compose.rows(run.fidelity.name, ("base", *BEYOND)))
     return made if any(line.status != "missing" for line in made.lines[1:]) else None
 
 
