@@ -2,10 +2,12 @@
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from aiayn.config import compose, folders
@@ -52,7 +54,7 @@ def draw_figures(material: Material) -> dict[str, tuple[Figure, str]]:
             figures.curve(table, runs, quantity, axis),
             f"{figures.NAMES[quantity]} of every run against {figures.NAMES[axis]}",
         )
-        for quantity, axis in itertools.product(curves.QUANTITIES, curves.AXES)
+        for axis, quantity in itertools.product(curves.AXES, curves.QUANTITIES)
     }
     drawn |= {
         f"group-{letter[1].lower()}": (figures.group(table, letter), f"group {letter}, the paper's figures and ours")
@@ -99,6 +101,9 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
         name: figure_files.inline(figure, name, f"{words}, {figures.conditions(table)}")
         for name, (figure, words) in progress.each(drawn.items(), "drawing the page")
     }
+    by_kind: dict[str, list[Markup]] = defaultdict(list)
+    for name, figure in inline.items():
+        by_kind[name.partition("-")[0]].append(figure)
     columns = [column for column in columns_of(table) if column.group != "letter"]
     spans = [(group, len(list(members))) for group, members in itertools.groupby(columns, lambda column: column.group)]
     shades = {**figures.colours(table), "base": figure_files.INK_OF_PAGE}
@@ -131,20 +136,8 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
         bootstrap=material.missing
         or f"Over sentences: {paper_claims.RESAMPLES} resamples of {len(material.references)}.",
         correlations=formats.rank_sentence(table),
-        figures={
-            "ladder": [inline[name] for name in ("ladder-ppl", "ladder-bleu") if name in inline],
-            "ranks": [inline[f"ranks-{metric.lower()}"] for metric in METRICS],
-            "groups": [inline[f"group-{letter[1].lower()}"] for letter in _GROUPS],
-            "curves": [
-                {"axis": axis, "figure": inline[f"curve-{quantity.replace('/', '-')}-{axis}"]}
-                for axis, quantity in itertools.product(curves.AXES, curves.QUANTITIES)
-            ],
-            "lengths": inline.get("lengths"),
-            "positions": inline["positions"],
-            "schedule": inline["schedule"],
-            "layers": inline.get("layers"),
-            "beyond": [inline[name] for name in ("beyond-curve", "beyond-lengths") if name in inline],
-        },
+        figures=by_kind,
+        curves=zip(itertools.product(curves.AXES, curves.QUANTITIES), by_kind["curve"], strict=True),
         axes=curves.AXES,
         groups=_GROUPS,
         switches=[{"name": line.name, "group": line.group, "colour": shades[line.name]} for line in table.lines],
