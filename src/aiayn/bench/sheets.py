@@ -95,17 +95,14 @@ def by_line(kind: str, part: dict[str, Any]) -> Sheet:
 def by_rival(parts: dict[str, dict[str, Any]]) -> Sheet:
     """All contests in short, target tokens/s with the contestants as columns."""
     names = list(dict.fromkeys(line["name"] for part in parts.values() for line in part["lines"]))
-    rows = []
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for kind, part in parts.items():
-        rates: dict[str, dict[str, float]] = {}
         for line in part["lines"]:
-            rates.setdefault(line["precision"], {})[line["name"]] = _rate(
-                part["target_tokens"], line["seconds_a_round"]
-            )
-        for precision, found in rates.items():
-            rows.append([kind, precision, *(f"{found[name]:,.0f}" if name in found else "" for name in names)])
+            precision, rate = line["precision"], _rate(part["target_tokens"], line["seconds_a_round"])
+            row = rows.setdefault((kind, precision), {"": kind, "precision": precision, **dict.fromkeys(names, "")})
+            row[line["name"]] = f"{rate:,.0f}"
     remarks = [f"{kind}: {line}" for kind, part in parts.items() for line in verdict(part)]
-    return Sheet("Target tokens a second", ["", "precision", *names], rows, remarks, words=(0, 1))
+    return Sheet.of("Target tokens a second", list(rows.values()), remarks, words=(0, 1))
 
 
 def by_layer(part: dict[str, Any]) -> list[Sheet]:

@@ -40,10 +40,9 @@ def corpus_name(config: Config) -> str:
 def prepared_folder(config: Config) -> Path:
     """`<prepared>/<data>`, with the scale's selection behind it: `tiny-7words-6000pairs`."""
     scale = config.scale
-    words = f"-{scale.max_words}words" if scale.max_words else ""
-    train_words = f"-{scale.max_train_words}trainwords" if scale.max_train_words else ""
-    pairs = f"-{scale.pairs}pairs" if scale.pairs else ""
-    return Path(config.prepared) / f"{corpus_name(config)}{words}{train_words}{pairs}"
+    limits = {"words": scale.max_words, "trainwords": scale.max_train_words, "pairs": scale.pairs}
+    selected = "".join(f"-{count}{what}" for what, count in limits.items() if count)
+    return Path(config.prepared) / f"{corpus_name(config)}{selected}"
 
 
 def setting(config: Config) -> str:

@@ -28,12 +28,8 @@ class ConfigError(ValueError):
     """A value that a user can get wrong: one line naming the key, the value and what is allowed."""
 
 
-def _number(low: float, high: float = math.inf, *, below: float = math.inf) -> Any:
-    return field(default=MISSING, metadata={"low": low, "high": high, "below": below})
-
-
-def _optional(low: float, high: float = math.inf) -> Any:
-    return field(default=None, metadata={"low": low, "high": high, "below": math.inf})
+def _number(low: float, high: float = math.inf, *, below: float = math.inf, default: Any = MISSING) -> Any:
+    return field(default=default, metadata={"low": low, "high": high, "below": below})
 
 
 def _one_of(*choices: str) -> Any:
@@ -205,8 +201,8 @@ class Plan:
 class Paper:
     """The row's own figures in Table 3; none for a row beyond it."""
 
-    ppl: float | None = _optional(1.0)
-    bleu: float | None = _optional(0.0, 100.0)
+    ppl: float | None = _number(1.0, default=None)
+    bleu: float | None = _number(0.0, 100.0, default=None)
     params_millions: int | None = None
 
 
@@ -214,8 +210,8 @@ class Paper:
 class Published:
     """Figures that others published for such a model, where, and under which conditions."""
 
-    ppl: float | None = _optional(1.0)
-    bleu: float | None = _optional(0.0, 100.0)
+    ppl: float | None = _number(1.0, default=None)
+    bleu: float | None = _number(0.0, 100.0, default=None)
     where: str = ""
 
 

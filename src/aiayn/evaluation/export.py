@@ -150,7 +150,7 @@ def marian(model: Transformer) -> Any:
 
     first = model.encoder[0].self_attention
     assert isinstance(first, SelfAttention)
-    feed_forward = model.encoder[0].feed_forward
+    d_ff = model.encoder[0].feed_forward[0].out_features  # type: ignore[index, union-attr]
     if isinstance(model.source_positions, LearnedPositions):
         raise ConfigError(
             "model.positions=learned: Marian has sinusoids only; format=ctranslate2 and format=safetensors can"
@@ -160,19 +160,11 @@ def marian(model: Transformer) -> Any:
         for name, module in model.named_modules()
         if isinstance(module, SelfAttention | MemoryAttention)
     }
-    sizes = {
-        f"{side}_{key}": value
-        for side in ("encoder", "decoder")
-        for key, value in {
-            "layers": len(model.encoder),
-            "ffn_dim": feed_forward[0].out_features,  # type: ignore[index, union-attr]
-            "attention_heads": first.num_heads,
-        }.items()
-    }
+    sizes = {"layers": len(model.encoder), "ffn_dim": d_ff, "attention_heads": first.num_heads}
     vocab_size = model.embedding.num_embeddings
     converted = transformers.MarianMTModel(
         transformers.MarianConfig(
-            **sizes,
+            **{f"{side}_{key}": size for side in ("encoder", "decoder") for key, size in sizes.items()},
             d_model=model.d_model,
             vocab_size=vocab_size,
             decoder_vocab_size=vocab_size,
