@@ -10,7 +10,7 @@ from aiayn.data.parallel_text import DataError
 from aiayn.evaluation import metrics
 from aiayn.runs.records import Run, number_text
 from aiayn.tables import formats, paper_claims, table3
-from aiayn.tables.paper_claims import KEYS, METRICS, Claim, Counts, Finding, Metric
+from aiayn.tables.paper_claims import KEYS, METRICS, Claim, Counts, Finding, Metric, both
 from aiayn.tables.table3 import Line, Table
 from aiayn.tables.table3_columns import (
     Cell,
@@ -30,19 +30,15 @@ DIGITS: dict[Metric, int] = {"PPL": 2, "BLEU": 1}
 FAR = 0.6
 
 
-def _both(sentence: str, worse: str, better: str, *, not_worse: bool = False) -> list[Claim]:
-    return [Claim(sentence, metric, (worse, better), not_worse=not_worse) for metric in METRICS]
-
-
 CLAIMS = (
     Claim("Without positions BLEU falls far", "BLEU", ("f_no_positions", "base"), share=FAR),
-    *_both("Relative positions are not worse than sinusoids", "base", "f_relative_positions", not_worse=True),
+    *both("Relative positions are not worse than sinusoids", "base", "f_relative_positions", not_worse=True),
     Claim("Without residual connections BLEU falls far", "BLEU", ("f_no_residual", "base"), share=FAR),
-    *_both("Positions before every layer win some of it back", "f_no_residual", "f_no_residual_positions"),
-    *_both("Additive scores are not worse than unscaled dot products", "f_unscaled", "f_additive", not_worse=True),
-    *_both("Attention beats one fixed vector", "s_rnn", "s_rnn_attention"),
-    *_both("The Transformer beats an LSTM with one fixed vector", "s_rnn", "base"),
-    *_both("The Transformer beats an LSTM with attention", "s_rnn_attention", "base"),
+    *both("Positions before every layer win some of it back", "f_no_residual", "f_no_residual_positions"),
+    *both("Additive scores are not worse than unscaled dot products", "f_unscaled", "f_additive", not_worse=True),
+    *both("Attention beats one fixed vector", "s_rnn", "s_rnn_attention"),
+    *both("The Transformer beats an LSTM with one fixed vector", "s_rnn", "base"),
+    *both("The Transformer beats an LSTM with attention", "s_rnn_attention", "base"),
 )
 
 

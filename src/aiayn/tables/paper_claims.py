@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -68,23 +68,24 @@ class Claim:
         return dict(zip(self.rows, (centred / (centred @ centred) * (x.max() - x.min())).tolist(), strict=True))
 
 
-def _both(sentence: str, rows: tuple[str, ...], size: str | None = None, equal: bool = False) -> list[Claim]:
-    return [Claim(sentence, metric, rows, size, equal) for metric in METRICS]
+def both(sentence: str, *rows: str, **how: Any) -> list[Claim]:
+    """The same claim of perplexity and of BLEU."""
+    return [Claim(sentence, metric, rows, **how) for metric in METRICS]
 
 
 CLAIMS = (
     # 6.2: "While single-head attention is 0.9 BLEU worse than the best setting", which is base's, "quality also drops"
     Claim("Single-head attention is worse than the best number of heads", "BLEU", ("a_h1", "base")),
-    *_both("Quality drops off with too many heads", ("a_h32", "base")),
-    *_both("A smaller attention key size d_k hurts", ("b_dk16", "b_dk32", "base"), "d_k"),
-    *_both("Bigger is better: more layers N", ("c_n2", "c_n4", "base", "c_n8"), "num_layers"),
-    *_both("Bigger is better: a wider d_model", ("c_dmodel256", "base", "c_dmodel1024"), "d_model"),
-    *_both("Bigger is better: a wider d_ff", ("c_dff1024", "base", "c_dff4096"), "d_ff"),
-    *_both("Dropout helps", ("d_dropout00", "base")),
+    *both("Quality drops off with too many heads", "a_h32", "base"),
+    *both("A smaller attention key size d_k hurts", "b_dk16", "b_dk32", "base", size="d_k"),
+    *both("Bigger is better: more layers N", "c_n2", "c_n4", "base", "c_n8", size="num_layers"),
+    *both("Bigger is better: a wider d_model", "c_dmodel256", "base", "c_dmodel1024", size="d_model"),
+    *both("Bigger is better: a wider d_ff", "c_dff1024", "base", "c_dff4096", size="d_ff"),
+    *both("Dropout helps", "d_dropout00", "base"),
     # 5.4: "This hurts perplexity ... but improves accuracy and BLEU score"
     Claim("Label smoothing hurts perplexity", "PPL", ("base", "d_smoothing00")),
     Claim("Label smoothing helps BLEU", "BLEU", ("d_smoothing00", "base")),
-    *_both("Learned positions are as good as sinusoids", ("base", "e_learned_positions"), equal=True),
+    *both("Learned positions are as good as sinusoids", "base", "e_learned_positions", equal=True),
 )
 
 
