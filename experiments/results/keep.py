@@ -13,10 +13,11 @@ from pathlib import Path
 KEPT = ("config.yaml", "data.sha256", "translations.txt", "result.json")
 PER_HUNDREDTH = 4  # lines for each hundredth of the updates, at least
 AVERAGED = ("train/loss", "train/nats", "train/gradient_norm")
+SUMMED = ("source_tokens", "target_tokens")
 
 
 def thinned(lines: list[str]) -> list[str]:
-    """One line for n updates, the last, with the mean of their losses; each measurement on the dev set.
+    """One line for n updates, the last, with their mean losses and all their tokens; each measurement on the dev set.
 
     n divides a hundredth of the updates: `aiayn criteria` takes means over hundredths, and they stay what they were.
     """
@@ -31,7 +32,8 @@ def thinned(lines: list[str]) -> list[str]:
         group.append(row)
         if len(group) == every:
             means = {key: float(f"{sum(row[key] for row in group) / every:.6g}") for key in AVERAGED}
-            kept.append(json.dumps(row | means) + "\n")
+            sums = {key: sum(row[key] for row in group) for key in SUMMED}
+            kept.append(json.dumps(row | means | sums) + "\n")
             group = []
     return kept
 

@@ -147,4 +147,11 @@ def test_a_signal_ends_an_import_that_survives_every_exception(tmp_path):
 
     said = "aiayn: stopped by SIGTERM; repeat the command to go on from here\n"
     assert run("import swallowing") == (75, "", said)
+    reader, writer = os.pipe()
+    os.close(reader)  # as in `2>&1 | head -1`
+    unread = subprocess.run(
+        [sys.executable, "-c", code.format("import swallowing")], cwd=tmp_path, stderr=writer, check=False
+    )
+    os.close(writer)
+    assert unread.returncode == 75
     assert run("exec(open('swallowing.py').read())") == (0, "goes on\n", "")  # control: raised outside an import

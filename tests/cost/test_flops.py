@@ -136,7 +136,13 @@ def test_operations_are_written_as_in_table_2() -> None:
         ("NVIDIA H200", 989.4),
         ("NVIDIA A100-SXM4-80GB", 312.0),
         ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA H100 80GB HBM3", 989.4),
         ("Tesla V100", None),
+        ("NVIDIA RTX A1000 Laptop GPU", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
     ],
 )
 def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name, peak):

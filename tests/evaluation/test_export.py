@@ -118,6 +118,8 @@ def marian_log_probabilities(model) -> torch.Tensor:
 def test_ctranslate2_computes_and_finds_what_we_do_for_every_row_of_the_table(name, tmp_path):
     pytest.importorskip("ctranslate2", reason="needs the extra: pip install -e '.[export]'")
     model = random_model(smoke(name))
+    if name == "c_n2":
+        model.double()  # as a run in 64 bits has it; it is written in 32
     export.export(model, PIECES, "ctranslate2", tmp_path)
     # Its exponential function is an approximation
     torch.testing.assert_close(

@@ -167,6 +167,20 @@ def test_the_longest_sentence_in_training_is_a_line_between_two_buckets_of_lengt
     assert axes.texts[0].get_text() == "trained on up to 9"
 
 
+@pytest.mark.parametrize(
+    ("words", "limit", "buckets"),
+    [([16] * 300, 0, ["16"]), ([1, 2, 3, 9, 12] * 60, 5, ["1 to 2", "3", "4 to 9", "10 to 12"])],
+)
+def test_no_bucket_of_lengths_is_empty(words: list[int], limit: int, buckets: list[str]) -> None:
+    made = table("mini", "tiny", 1)
+    scale = dataclasses.replace(made.scale, max_words=0, max_train_words=limit)
+    counts = {("base", 1): np.ones((300, 10), np.int64)}
+    (axes,) = figures.lengths(dataclasses.replace(made, scale=scale), counts, words).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == buckets
+    (drawn,) = (line for line in axes.lines if line.get_gid())
+    assert all(bleu > 0 for bleu in drawn.get_ydata())
+
+
 def test_a_legend_names_each_row_once_for_all_its_seeds() -> None:
     counts = {(row, seed): np.ones((9, 10), np.int64) for row in ("base", "c_n2") for seed in (1, 2)}
     made = table("mini", "tiny", 1)

@@ -488,6 +488,7 @@ def test_nothing_but_the_output_folder_appears_beside_it(swept):
         ("model.num_heads=1,2,O", "model.num_heads"),
         ("seed=1,2,-3", "seed=-3"),
         ("training.warmup_steps=5,7,0", "training.warmup_steps=0"),
+        ("hardware=cpu,gpu", "hardware.accelerator=cpu and gpu"),
     ],
 )
 def test_a_mistake_in_the_last_point_is_refused_before_the_first_starts(aiayn, tmp_path, point, words):

@@ -131,7 +131,7 @@ def test_kept_metrics_give_the_figures_of_the_whole_ones(run, capsys):
     run = dataclasses.replace(run, scale=dataclasses.replace(run.scale, steps=0.016))  # 1600 updates, 16 a hundredth
     metrics = finished(run, "base") / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    others = {"train/loss": 2.0, "train/gradient_norm": 1.0}
+    others = {"train/loss": 2.0, "train/gradient_norm": 1.0, "source_tokens": 3, "target_tokens": 5}
     whole = [json.dumps(row | (others if "train/nats" in row else {})) + "\n" for row in rows]
     thinned = runpy.run_path("experiments/results/keep.py")["thinned"]
 
@@ -142,6 +142,7 @@ def test_kept_metrics_give_the_figures_of_the_whole_ones(run, capsys):
 
     kept = thinned(whole)
     assert len(kept) == 400 + 2
+    assert sum(json.loads(line).get("target_tokens", 0) for line in kept) == 5 * 1600
     assert printed(kept) == printed(whole)
     control = [
         line for place, line in enumerate(whole) if place % 37 == 0 or "dev" in line
@@ -164,4 +165,6 @@ def test_a_table_names_what_its_first_seed_misses_and_leaves_out_what_is_damaged
     damaged = finished(run, "a_h32", 1, half=1.75)
     assert missed() == ("the bootstrap 95 % interval of BLEU is at most ±1.5 (4 rows)",)
     (damaged / "metrics.jsonl").write_text("{}\nno JSON\n")
+    assert "a_h16 1.75)" in missed()[0]
+    (damaged / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "train/nats": 5.0}}\n' for n in range(1, 1601)))
     assert "a_h16 1.75)" in missed()[0]

@@ -259,6 +259,30 @@ def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_cases() -> None
     assert decided(needed - 2) < 0.80  # control: fewer do not
 
 
+@pytest.mark.parametrize("effect", [0.0, 1.1])
+def test_the_seeds_that_decide_whether_two_are_the_same_do_so_in_four_of_five_cases(effect: float) -> None:
+    claim = next(h for h in CLAIMS if h.equal and h.metric == "BLEU")
+    one, other = claim.rows
+    spread = 0.25 if effect < claim.margin else 0.7
+    seen = {one: [effect - spread, effect, effect + spread], other: [-spread, 0.0, spread]}
+    weights = {one: 1.0, other: -1.0}
+    needed = paper_claims.seeds_needed(claim, seen, weights, 0.05)
+    assert needed is not None
+    random = np.random.default_rng(31)
+
+    def decided(seeds: int) -> float:
+        found = 0
+        for _ in range(400):
+            drawn = {one: random.normal(effect, spread, seeds), other: random.normal(0, spread, seeds)}
+            rise = paper_claims.rise(drawn, weights)
+            assert rise is not None
+            found += 2 * min(paper_claims._p_values(claim, rise)) < 0.05
+        return found / 400
+
+    assert 0.74 <= decided(needed) <= 0.9
+    assert decided(needed * 2 // 3) < 0.74  # control: fewer do not
+
+
 def test_an_effect_of_nothing_needs_more_seeds_than_anybody_has() -> None:
     claim = next(h for h in CLAIMS if h.rows == ("d_dropout00", "base"))
     weights = {"d_dropout00": -1.0, "base": 1.0}

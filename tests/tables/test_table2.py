@@ -39,31 +39,33 @@ def trained(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_time_by_gpus_by_tflops_is_what_the_paper_prints(monkeypatch) -> None:
     monkeypatch.setattr(flops, "peak_of", {"P100": table2.P100}.get)
     for row in table2.PAPER.values():
-        assert table2.by_time({"P100": 8 * row.hours * 3600}) == pytest.approx(row.flops, rel=0.01)
+        assert table2.by_time({"P100": 8 * row.hours * 3600}, "bf16-mixed") == pytest.approx(row.flops, rel=0.01)
     assert table2.PAPER["base"].bleu == {"en-de": 27.3, "en-fr": 38.1}
     assert table2.PAPER["big"].bleu == {"en-de": 28.4, "en-fr": 41.8}
-    assert table2.by_time({"P100": 8 * 3600}) != pytest.approx(3.3e18, rel=0.01)  # control
+    assert table2.by_time({"P100": 8 * 3600}, "bf16-mixed") != pytest.approx(3.3e18, rel=0.01)  # control
 
 
 @pytest.mark.parametrize(
-    ("device", "expected"),
+    ("device", "precision", "expected"),
     [
-        ("NVIDIA H200", 989.4),
-        ("NVIDIA A100-SXM4-80GB", 312.0),
-        ("NVIDIA GeForce RTX 4090", 165.2),
-        ("cpu", flops.CORE.peak),
-        ("NVIDIA TITAN V", None),
+        ("NVIDIA H200", "bf16-mixed", 989.4),
+        ("NVIDIA A100-SXM4-80GB", "bf16-mixed", 312.0),
+        ("NVIDIA GeForce RTX 4090", "bf16-mixed", 165.2),
+        ("NVIDIA H200", "32-true", None),
+        ("cpu", "32-true", flops.CORE.peak),
+        ("cpu", "64-true", None),
+        ("NVIDIA TITAN V", "bf16-mixed", None),
     ],
 )
-def test_the_peak_is_that_of_the_device_that_the_run_was_trained_on(device, expected) -> None:
-    assert table2.peak(device) == expected
+def test_the_peak_is_that_of_the_device_and_precision_that_the_run_was_trained_in(device, precision, expected) -> None:
+    assert table2.peak(device, precision) == expected
 
 
 def test_each_device_counts_with_its_own_seconds_and_peak() -> None:
-    both = table2.by_time({"NVIDIA H200": 7.0, "cpu": 11.0})
-    assert both == pytest.approx((7 * 989.4 + 11 * flops.CORE.peak) * 1e12)
-    assert table2.by_time({"NVIDIA H200": 7.0, "NVIDIA TITAN V": 11.0}) is None
-    assert table2.by_time({}) is None
+    both = table2.by_time({"NVIDIA H200": 7.0, "NVIDIA A100-SXM4-80GB": 11.0}, "bf16-mixed")
+    assert both == pytest.approx((7 * 989.4 + 11 * 312.0) * 1e12)
+    assert table2.by_time({"NVIDIA H200": 7.0, "NVIDIA TITAN V": 11.0}, "bf16-mixed") is None
+    assert table2.by_time({}, "bf16-mixed") is None
 
 
 def rows(lines: list[str]) -> list[list[str]]:

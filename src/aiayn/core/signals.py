@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -42,7 +42,9 @@ def interrupting() -> Iterator[None]:
             request = interrupted(signal.Signals(number).name)
             # numpy and torch survive any exception in their imports, and go on without what they were importing
             if _imports(frame):
-                print(f"aiayn: {request}", file=sys.stderr, flush=True)
+                # Whatever becomes of the line, as where stderr's reader has left: an exception would be survived too
+                with suppress(OSError):
+                    os.write(2, f"aiayn: {request}\n".encode())
                 os._exit(EXIT_CODE)
             raise request
 

@@ -1,5 +1,6 @@
 """What training computes, in floating-point operations, and what one device computes in a second."""
 
+import re
 from dataclasses import dataclass
 
 from aiayn.alternatives.relative_positions import MAX_DISTANCE
@@ -89,8 +90,11 @@ def device(hardware: Hardware, gpu: str) -> Device:
 
 
 def peak_of(name: str) -> float | None:
-    """The peak in TFLOP/s of the GPU that a driver names so; None where its kind is not known."""
-    return next((gpu.peak for kind, gpu in GPUS.items() if kind in name.lower().replace(" ", "")), None)
+    """The peak in TFLOP/s of the GPU that a driver names so; None for an unknown or slower kind."""
+    words = name.lower().replace("rtx ", "rtx")
+    if re.search(r"\b(mig|nvl|laptop|h100 pcie)\b", words):
+        return None
+    return next((gpu.peak for kind, gpu in GPUS.items() if re.search(rf"\b{kind}\b", words)), None)
 
 
 def power(flops: float) -> str:

@@ -218,7 +218,7 @@ def marian(model: Transformer) -> Any:
 def write(model: Transformer, subwords: list[str], format: str, folder: Path) -> None:
     """Has a library write the model into `folder`. Raises ConfigError for a row that the format cannot hold."""
     if format == "ctranslate2":
-        ctranslate2_spec(model, subwords).save(str(folder))
+        ctranslate2_spec(model.float(), subwords).save(str(folder))  # it knows no float64
     elif format == "marian":
         marian(model).save_pretrained(folder)
     else:

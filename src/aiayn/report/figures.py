@@ -149,11 +149,13 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure
     figure, axes = _figure(*_NARROW)
     shades = colours(table)
     words = np.array(source_words)
-    bounds = np.unique(np.quantile(words, np.linspace(0, 1, _LENGTH_BUCKETS + 1), method="nearest"))[1:]
+    bounds = np.unique(np.quantile(words, np.linspace(0, 1, _LENGTH_BUCKETS + 1), method="nearest"))
+    bounds = bounds[min(1, len(bounds) - 1) :]  # a bucket's longest source; one bucket where all are of one length
     trained = table.scale.max_train_words or table.scale.max_words or int(words.max())
     if words.min() <= trained < words.max():
-        bounds = np.union1d(bounds, [trained])  # no bucket holds lengths on both sides of the limit
-        at = float(np.searchsorted(bounds, trained)) + 0.5
+        within = words[words <= trained].max()
+        bounds = np.union1d(bounds, [within])  # no bucket holds lengths on both sides of the limit
+        at = float(np.searchsorted(bounds, within)) + 0.5
         axes.axvline(at, color="#888888", linestyle="--", linewidth=0.9)
         axes.annotate(
             f"trained on up to {trained}", (at, 1), xycoords=("data", "axes fraction"), fontsize=7, ha="right", va="top"

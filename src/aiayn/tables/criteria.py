@@ -151,7 +151,7 @@ def behaviours(table: Table, folder: Path, seed: int) -> dict[str, Behaviour]:
     for line in table.lines:
         for run in line.runs:
             if run.seed == seed and run.result is not None:
-                with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                with contextlib.suppress(OSError, ValueError, TypeError, KeyError, ArithmeticError):
                     found[line.name] = behaviour(run, line, folder / line.name / f"seed{seed}" / METRICS)
     return found
 

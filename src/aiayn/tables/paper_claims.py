@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -211,15 +212,24 @@ def seeds_needed(
     """The least seeds a row that decide in 4 of 5 cases if effect and spread are as seen; None if 200 do not."""
     seen = rise(samples, weights)
     assert seen is not None
-    # How far the effect is from what must be ruled out: no rise at all, or the edge of what counts as the same
-    distance = abs(abs(seen.effect) - claim.margin) if claim.equal else abs(seen.effect - claim.bound)
     spread = sum(weight**2 * float(np.var(samples[row], ddof=1)) for row, weight in weights.items())
     for seeds in range(2, MOST_SEEDS + 1):
         freedom = seen.freedom * (seeds - 1) / (min(len(samples[row]) for row in weights) - 1)
-        critical = stats.t.isf(level / 2, freedom)
-        if stats.nct.sf(critical, freedom, distance / math.sqrt(spread / seeds)) >= POWER:
+        power = partial(_power, error=math.sqrt(spread / seeds), freedom=freedom)
+        if not claim.equal:
+            decides = power(abs(seen.effect - claim.bound), level / 2)
+        elif abs(seen.effect) < claim.margin:  # both edges of what counts as the same must be ruled out
+            decides = power(claim.margin - seen.effect, level / 2) + power(claim.margin + seen.effect, level / 2) - 1
+        else:
+            decides = power(abs(seen.effect) - claim.margin, level / 4)
+        if decides >= POWER:
             return seeds
     return None
+
+
+def _power(distance: float, level: float, *, error: float, freedom: float) -> float:
+    """How often a one-sided t-test rejects what is so far from the true effect."""
+    return float(stats.nct.sf(stats.t.isf(level, freedom), freedom, distance / error))
 
 
 def _quality(result: Mapping[str, object], metric: Metric) -> float:

@@ -80,17 +80,19 @@ def languages(run: Config) -> str:
     return f"{run.data.source_language}-{run.data.target_language}"
 
 
-def by_time(device_seconds: Mapping[str, float]) -> float | None:
+def by_time(device_seconds: Mapping[str, float], precision: str) -> float | None:
     """Section 6.1: the seconds of each kind of device, times what one computes in a second; None for an unknown one."""
-    peaks = {device: peak(device) for device in device_seconds}
+    peaks = {device: peak(device, precision) for device in device_seconds}
     if not device_seconds or None in peaks.values():
         return None
     return sum(seconds * (peaks[device] or 0) * flops.TERA for device, seconds in device_seconds.items())
 
 
-def peak(device: str) -> float | None:
-    """TFLOP/s of a device by its name, one core of a CPU; None for one that is not known."""
-    return flops.CORE.peak if device == "cpu" else flops.peak_of(device)
+def peak(device: str, precision: str) -> float | None:
+    """TFLOP/s of a device by its name, one core of a CPU; None for one that is not known in that precision."""
+    if device == "cpu":
+        return flops.CORE.peak if precision == "32-true" else None
+    return flops.peak_of(device) if precision == "bf16-mixed" else None
 
 
 def span(last: int, every: int, count: int) -> int:
@@ -120,8 +122,8 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
         "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Each of the mean of the row's last checkpoints:",
         *(_averaged(line, run) for line in rows),
         f"FLOPs by time: seconds of all devices x TFLOPS of one; the paper took {P100} for a P100, we take the peak of"
-        " the data sheet. By count: products for the updates' tokens; the paper's, counted here, of its steps of 25,000"
-        " tokens.",
+        " the data sheet: bf16 of a GPU, fp32 of a core with AVX-512. By count: products for the updates' tokens; the"
+        " paper's, counted here, of its steps of 25,000 tokens.",
         *(f"{status}  {name}: {detail}" for line in rows for name, status, detail in line.notes if status == "stale"),
     ]
 
@@ -170,7 +172,10 @@ def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
     figures = _read(folder / f"evaluation-{evaluation(line.name)}.json") if result else {}
     found = [records.look_up(figures, f"bleu.{kind}") for kind in ("paper", "sacrebleu", "intl")]
     bleu = [f"{value:.1f}" if isinstance(value, float) else NONE for value in found]
-    computed = by_time(result.get("device_seconds", {})), by_count(line.trained, result, dataset)
+    computed = (
+        by_time(result.get("device_seconds", {}), run.hardware.precision),
+        by_count(line.trained, result, dataset),
+    )
     return [PAPER[line.name].name, MEASURED, *bleu, *(flops.power(value) if value else NONE for value in computed)]
 
 

@@ -77,9 +77,15 @@ class Rows(BasicSweeper):
 def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[Sequence[str]]) -> "list[Config]":
     """The runs of a sweep, or the errors of `config.convert` and `prepare.check`."""
     from aiayn.config import compose
+    from aiayn.config.schema import ConfigError
     from aiayn.data import prepare
 
     runs = [compose.convert(context.config_loader.load_sweep_config(composed, list(point))) for point in points]
+    kinds = sorted({run.hardware.accelerator for run in runs})
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"hardware.accelerator={' and '.join(kinds)}: a sweep has one; give each a command of its own"
+        )
     for run in runs:
         prepare.check(run)
     return runs
