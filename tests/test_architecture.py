@@ -185,7 +185,7 @@ WRITES |= {"symlink_to", "hardlink_to", "chmod", "tofile", "makedirs", "remove",
 SAVED_ELSEWHERE = {
     "checkpoint": {"torch.save", "remove"},  # into memory; its own, both through storage
     "checkpoint_io": {"verified.save", "verified.remove"},  # through checkpoint
-    "export": {"ctranslate2_spec(model, subwords).save"},  # into a folder that storage stages
+    "export": {"ctranslate2_spec(model.float(), subwords).save"},  # into a folder that storage stages
     "rivals": {"tempfile"},  # a rival reads its weights from files
     "wandb_workspace": {"workspace(run, entity).save"},  # on the server of W&B
     "signals": {"shutil"},  # only asks where a program is

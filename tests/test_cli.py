@@ -12,6 +12,7 @@ import hydra._internal.utils
 import pytest
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
+from hydra.errors import MissingConfigException
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -227,6 +228,25 @@ def test_no_override_whatever_ends_in_a_traceback(tmp_path_factory, overrides):
 )
 def test_an_error_that_a_user_can_cause_has_the_exit_code_of_its_kind(error, code):
     assert cli.explained(error) == (code, "x")
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (
+            "In 'hydra/launcher/slurm': Could not load 'hydra/launcher/submitit_slurm'.",
+            "submitit_slurm is not installed",
+        ),
+        ("Could not find 'hydra/launcher/joblib'\n\nAvailable options", "joblib is not installed"),
+        ("Could not find 'hydra/launcher/slrum'\n\nAvailable\n\tslurm\nConfig search path", "must be one of slurm"),
+    ],
+)
+def test_a_launcher_that_is_an_extra_is_named_with_how_to_install_it(message, line):
+    code, said = cli.explained(MissingConfigException(message))
+    assert code == 2
+    assert said.startswith("hydra/launcher")
+    assert line in said
+    assert ("pip install" in said) == ("not installed" in said)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("x"), ValueError("x"), TypeError("x"), KeyError("x")])

@@ -47,14 +47,16 @@ MODULES = {
     "bench": "bench.bench",
     "plan": "cost.plan",
 }
+# Hydra's plugins that are an extra of this package: the name of a launcher's configuration, and the extra
+LAUNCHER_EXTRAS = {"joblib": "launchers", "submitit_slurm": "launchers", "ray": "ray"}
 # Of each command: words after its name, and what they do
 EXAMPLES = {
     "prepare": {
         "": "the embedded corpus",
         "data=files data.name=mine data.train_source=train.en data.train_target=train.de.gz ...": "your own"
         " parallel text",
-        "data=wmt14_en_de": "downloads 1.7 GB; repeat to resume",
-        "data=wmt14_en_de data.source=archives": "the same from WMT's archives in a folder",
+        "data=wmt14_en_de scale=paper": "downloads 1.7 GB; repeat to resume",
+        "data=wmt14_en_de scale=paper data.source=archives": "the same from WMT's archives in a folder",
     },
     "train": {
         "": "the base row at scale=mini",
@@ -242,7 +244,11 @@ def explained(error: Exception) -> tuple[int, str]:
         unknown = re.search(r"Could not override '([^']+)'", str(error))
         if unknown:
             return 2, f"{unknown[1]} is not a key of the configuration: {schema.nearest(unknown[1])}"
-        choice = re.search(r"Could not find '([^/']+)/([^']*)'", str(error))
+        absent = re.search(rf"'hydra/launcher/({'|'.join(LAUNCHER_EXTRAS)})'", str(error))
+        if absent:
+            extra = LAUNCHER_EXTRAS[absent[1]]
+            return 2, f"hydra/launcher: {absent[1]} is not installed; pip install -c constraints.txt -e '.[{extra}]'"
+        choice = re.search(r"Could not find '(.+)/([^/']*)'", str(error))
         if choice:
             offered = re.findall(r"^\t(\S+)$", str(error).partition("Config search path")[0], re.MULTILINE)
             return 2, f"{choice[1]}={choice[2]}: must be one of {', '.join(offered)}"

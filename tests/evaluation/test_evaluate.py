@@ -114,16 +114,22 @@ def test_evaluating_the_mean_equals_evaluating_averaged_weights(run, capsys):
     assert "digits test, scale paper" in printed
 
 
-def test_more_checkpoints_than_there_are_is_an_error_that_says_so(run):
-    with pytest.raises(
-        compose.ConfigError, match=r"average=4: .* keeps only 3; train with training.keep_checkpoints=4"
-    ):
-        evaluate.trained(dataclasses.replace(run, average=4))
+@pytest.mark.parametrize(("kept", "remedy"), [(3, "train with training.keep_checkpoints=4"), (5, "train longer, or")])
+def test_more_checkpoints_than_there_are_is_an_error_that_says_so(run, kept, remedy):
+    asked = dataclasses.replace(run, average=4, training=dataclasses.replace(run.training, keep_checkpoints=kept))
+    with pytest.raises(compose.ConfigError, match=rf"average=4: .* keeps only 3; {remedy}"):
+        evaluate.trained(asked)
 
 
 def test_a_run_that_was_never_trained_is_an_error_that_names_its_folder(run):
     with pytest.raises(compose.ConfigError, match=r"experiment=base: nothing is trained in .*seed2"):
         evaluate.trained(dataclasses.replace(run, seed=2))
+
+
+def test_a_finished_run_without_its_checkpoints_is_an_error_that_says_how_to_get_them(run, monkeypatch):
+    monkeypatch.setattr(evaluate.checkpoint, "newest", lambda folder, count: [])
+    with pytest.raises(compose.ConfigError, match="is finished, but its checkpoints are not here; delete the folder"):
+        evaluate.trained(run)
 
 
 def test_a_run_of_another_meaning_is_refused_before_its_weights_are_read(run):

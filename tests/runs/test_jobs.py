@@ -158,7 +158,10 @@ def test_a_killed_worker_leaves_a_failure_naming_the_signal(toy_run, tmp_path, n
     failure = jobs.failure(tmp_path)
     assert failure["cause"] == f"killed by {name}"
     assert failure["exit_code"] == 128 + getattr(signal, name)
-    assert failure["log"] == str(tmp_path / "worker.log")
+    assert failure["log"] == ""
+    (tmp_path / "worker.log").write_text("of a sweep\n")
+    jobs.record_failure(tmp_path, 1, "broken")
+    assert jobs.failure(tmp_path)["log"] == str(tmp_path / "worker.log")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])

@@ -102,16 +102,21 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path]:
     jobs.check(config)
     folder = run_folder(config)
     paths = checkpoint.newest(folder / "checkpoints", config.average)
+    if not paths and jobs.is_finished(config):
+        raise ConfigError(
+            f"experiment={config.experiment}: the run in {folder} is finished, but its checkpoints are not here;"
+            " delete the folder to train it again"
+        )
     if not paths:
         raise ConfigError(
             f"experiment={config.experiment}: nothing is trained in {folder}; train it with the same words"
             f"{in_other_precisions(config)}"
         )
     if len(paths) < config.average:
-        raise ConfigError(
-            f"average={config.average}: {folder} keeps only {len(paths)};"
-            f" train with training.keep_checkpoints={config.average}"
-        )
+        more = f"train with training.keep_checkpoints={config.average}"
+        if config.training.keep_checkpoints >= config.average:
+            more = "train longer, or with a smaller training.checkpoint_every"
+        raise ConfigError(f"average={config.average}: {folder} keeps only {len(paths)}; {more}")
     dataset = prepare(config, lambda message: None)
     jobs.check_data(folder, dataset.sha256)
     model = build(config, dataset.tokenizer.vocab_size)

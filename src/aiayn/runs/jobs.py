@@ -220,12 +220,12 @@ def run_here(run: Config) -> int:
 
 
 def record_failure(folder: Path, code: int, cause: str) -> int:
-    """Leaves `failure.json`: the exit code, the cause in one line, and where the log is. Returns the code."""
+    """Leaves `failure.json`: the exit code, the cause in one line, and where the log is, if any. Returns the code."""
+    log = folder / records.LOG
     line = " ".join(without_secrets(cause).split())[:1000]
     try:
-        storage.write_json(
-            folder / "failure.json", {"exit_code": code, "cause": line, "log": str(folder / "worker.log")}
-        )
+        failed = {"exit_code": code, "cause": line, "log": str(log) if log.exists() else ""}
+        storage.write_json(folder / "failure.json", failed)
     except storage.StorageError as error:  # the disk that stopped the run may be too full for its last word
         print(f"aiayn: {line}; {error}", file=sys.stderr)
     return code

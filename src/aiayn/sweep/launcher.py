@@ -146,7 +146,7 @@ class Sweep:
                     self.report(run, jobs.FAILED)
                 else:
                     jobs.check_folder(run)
-                    self.active[folder] = jobs.start(run, folder / "worker.log", held.pop_all(), environment)
+                    self.active[folder] = jobs.start(run, folder / records.LOG, held.pop_all(), environment)
                     self.bars[folder] = self.display.add_task(name_of(run), total=1.0, state="starting")
         except InUse:
             self.elsewhere.append(run)
