@@ -42,9 +42,8 @@ def interrupting() -> Iterator[None]:
             request = interrupted(signal.Signals(number).name)
             # numpy and torch survive any exception in their imports, and go on without what they were importing
             if _imports(frame):
-                # Whatever becomes of the line, as where stderr's reader has left: an exception would be survived too
-                with suppress(OSError):
-                    os.write(2, f"aiayn: {request}\n".encode())
+                with suppress(Exception):  # such as of a reader that has left: it would be survived too
+                    print(f"aiayn: {request}", file=sys.stderr, flush=True)
                 os._exit(EXIT_CODE)
             raise request
 
