@@ -107,9 +107,11 @@ def test_a_search_in_fewer_bits_finds_almost_the_same(finished):
     sources = sources_of(dataset)
     full = search.search(model, sources, run.decoding, run.hardware)
     fewer = search.search(model, sources, dataclasses.replace(run.decoding, precision="bf16"), run.hardware)
-    scores = [[hypothesis.score for hypothesis in found] for found in (full, fewer)]
-    assert scores[0] != scores[1]  # control: it is another arithmetic
-    assert np.allclose(*scores, rtol=0.1, atol=0.1)
+    # Near a tie, which bits decide, the beam keeps another hypothesis
+    alike = [(one.score, other.score) for one, other in zip(full, fewer, strict=True) if one.ids == other.ids]
+    assert len(alike) >= 0.8 * len(full)
+    assert np.allclose(*zip(*alike, strict=True), rtol=0.1, atol=0.1)
+    assert [one.score for one in full] != [other.score for other in fewer]  # control: it is another arithmetic
 
 
 def test_a_compiler_that_is_asked_for_and_missing_is_one_line_before_anything_is_searched(monkeypatch) -> None:
