@@ -123,6 +123,7 @@ def test_every_bit_of_both_keys_counts() -> None:
             assert 0.4 < float((found != expected).double().mean()) < 0.6, (column, place)
 
 
+@pytest.mark.slow
 def test_all_updates_of_a_run_have_masks_of_their_own() -> None:
     keys = torch.cat([layer_keys(1, update, "source", 1) for update in range(60_000)])
 

@@ -158,6 +158,7 @@ def test_the_papers_effect_stands_at_the_compute_of_its_own_training() -> None:
     assert papers_compute(big.config) / papers_compute(base.config) == pytest.approx(3 * 213 / 65, rel=0.25)
 
 
+@pytest.mark.slow
 def test_the_page_names_every_scale_and_what_is_left_out_or_not_begun(put_runs: PutRuns) -> None:
     run = put_runs(
         "scale=mini", seeds=(1, 2), ppl=lambda row, seed: row.paper.ppl * (2 + seed / 1000), bleu=lambda row, seed: 20

@@ -116,6 +116,7 @@ def test_seeds_that_are_copies_of_one_are_no_verdict() -> None:
     }
 
 
+@pytest.mark.slow
 def test_without_any_effect_few_tables_have_a_verdict_that_is_not_equality() -> None:
     wrong = 0
     for trial in range(40):
