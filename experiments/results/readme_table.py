@@ -55,7 +55,8 @@ def main(output: str) -> None:
                 cells.append(cell(*means, metric, is_base=line is first.base))
         print(f"| {' | '.join(cells)} |")
     for scale, made in tables.items():
-        print("", f"{scale}, seeds {', '.join(map(str, made.seeds))}: {formats.rank_sentence(made)}", sep="\n")
+        seeds = f"seed{'s' if len(made.seeds) > 1 else ''} {', '.join(map(str, made.seeds))}"
+        print("", f"{scale}, {seeds}: {formats.rank_sentence(made)}", sep="\n")
 
 
 if __name__ == "__main__":
