@@ -78,7 +78,7 @@ EXAMPLES = {
         "format=md scale=smoke > table.md": "as Markdown (or csv, latex), another scale",
     },
     "criteria": {"scale=small seed=0": "of the rows that are trained with that seed, and what they miss"},
-    "report": {"": "runs/tiny-mini/report/report.html, and the figures as SVG and PNG beside it"},
+    "report": {"": "runs/tiny-mini/report/report.html, and the figures as SVG and PNG in figures/"},
     "attention": {
         "experiment=base < sentence.txt": "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG"
         " and PNG; heads in numbers on dev",
@@ -104,8 +104,8 @@ EXAMPLES = {
         "hardware=gpu": "base and big at the paper's size, in ten minutes",
     },
     "plan": {
-        "scale=paper hardware=gpu plan.gpu=h200 plan.gpus=8": "the 20 rows on eight H200",
-        "scale=paper hardware=gpu plan.efficiency=0.5 plan.price_per_hour=3": "at a price and speed of yours",
+        "data=wmt14_en_de scale=paper hardware=gpu plan.gpu=h200 plan.gpus=8": "the 20 rows on eight H200",
+        "data=wmt14_en_de scale=paper hardware=gpu plan.efficiency=0.5 plan.price_per_hour=3": "at your pace and price",
         "": "on this CPU, at scale=mini",
         "experiment=big training.max_steps=1000 scale=paper": "one variation alone",
     },

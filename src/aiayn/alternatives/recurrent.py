@@ -121,12 +121,12 @@ class TimeSteps(Packing):
 
     def run(self, lstm: nn.Module, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """The outputs for x (tokens, D) in the order of time steps, and the state after each sentence's last token."""
-        with not_autocast(x):
+        with without_autocast(x):
             output, state = lstm(self.order._replace(data=x.to(lstm.get_parameter("weight_ih_l0").dtype)), state)
         return output.data, state
 
 
-def not_autocast(x: Tensor) -> torch.autocast:
+def without_autocast(x: Tensor) -> torch.autocast:
     """A context in which an LSTM computes in the precision of its weights.
 
     Under autocast cuDNN takes float16 for LSTMs whatever was asked for, in which gradients of 25 000 tokens' mean are 0
@@ -179,7 +179,7 @@ class RecurrentDecoding:
         x = self.model.embed(tokens.flatten()).unsqueeze(0)  # (1, B * W, D): one time step
         for number, lstm in enumerate(self.model.decoder):
             hidden, cell = (part.flatten(0, 1).unsqueeze(0) for part in self.states[number])
-            with not_autocast(x):
+            with without_autocast(x):
                 x, state = lstm(x.to(hidden.dtype), (hidden, cell))
             self.states[number] = [part.view(*tokens.shape, -1) for part in state]
         x = x.view(*tokens.shape, -1)

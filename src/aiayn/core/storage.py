@@ -36,7 +36,7 @@ def fault(point: str, path: Path) -> None:
 
 
 @contextmanager
-def _explained(attempt: str) -> Iterator[None]:
+def _storage_errors(attempt: str) -> Iterator[None]:
     """Inside, an error of the system becomes a StorageError that says what was attempted: `write a/path`."""
     try:
         yield
@@ -77,7 +77,7 @@ def staged(folder: Path) -> Iterator[Path]:
     """
     staging = _temporary(folder)
     try:
-        with _explained(f"write {folder}"):
+        with _storage_errors(f"write {folder}"):
             _make_folder(staging)
             yield staging
             _make_folder(folder)
@@ -106,7 +106,7 @@ def write_json(path: Path, value: Any) -> None:
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Appends lines to `path` and flushes them to the disk; a crash can tear only the last line."""
     data = "".join(line + "\n" for line in lines).encode()
-    with _explained(f"append to {path}"), appending(path) as file:
+    with _storage_errors(f"append to {path}"), appending(path) as file:
         fault("appending", path)
         append_bytes(file, path, data)
         fault("appended", path)
@@ -115,7 +115,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 def appending(path: Path) -> BinaryIO:
     """`path`, open for appending without a buffer: the log of another process."""
-    with _explained(f"append to {path}"):
+    with _storage_errors(f"append to {path}"):
         _make_folder(path.parent)
         file = path.open("ab", buffering=0)
     return file
@@ -123,14 +123,14 @@ def appending(path: Path) -> BinaryIO:
 
 def append_bytes(file: BinaryIO, path: Path, data: bytes) -> None:
     """Appends all of `data` to `file`, which `appending` has opened as `path`; StorageError when the disk refuses."""
-    with _explained(f"append to {path}"):
+    with _storage_errors(f"append to {path}"):
         while data:  # a disk that is nearly full takes a part and says so only when asked again
             data = data[file.write(data) :]
 
 
 def adopt(partial: Path, path: Path) -> None:
     """Gives what was appended to `partial` block by block its name, once it is known to be whole."""
-    with _explained(f"write {path}"):
+    with _storage_errors(f"write {path}"):
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         _give_name(partial, path)
@@ -163,7 +163,7 @@ def read_lines(path: Path) -> list[str]:
 
 def remove(path: Path) -> None:
     """Removes a file; a missing one is no error."""
-    with _explained(f"remove {path}"):
+    with _storage_errors(f"remove {path}"):
         fault("removing", path)
         path.unlink(missing_ok=True)
         fault("removed", path)
@@ -192,7 +192,7 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
     When `wait`, waits for the owner and calls `report` once with its name. Otherwise raises InUse with the owner's
     process and host.
     """
-    with _explained(f"lock {path}"):
+    with _storage_errors(f"lock {path}"):
         _make_folder(path.parent)
         file = path.open("a+b")
     with file:
@@ -206,7 +206,7 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
                 report(f"waiting: {in_use}")
                 waiting = True
             time.sleep(LOCK_SECONDS)
-        with _explained(f"lock {path}"):
+        with _storage_errors(f"lock {path}"):
             file.truncate(0)
             file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
             file.flush()
