@@ -64,13 +64,29 @@ def test_under_the_papers_conditions_a_group_shows_the_figures_themselves() -> N
     assert points(figure, 0, "o") == pytest.approx([2 * value for value in (5.29, 5.0, 4.92, 4.91, 5.01)])
 
 
-def test_intervals_are_students_and_one_seed_has_none() -> None:
-    bars = figures.group(table("mini", "tiny", 3), "(E)").axes[1].containers
-    (segment,) = bars[0].lines[2][0].get_segments()
-    sample = np.array([0.0, 0.1, 0.2]) - 0.1
+def bar(figure: Figure, row: int) -> list[float] | None:
+    """The ends of the interval of BLEU of the group's row so numbered."""
+    ours = [found for found in figure.axes[1].containers if found.get_label() == "ours"]
+    return None if not ours[row].lines[2] else ours[row].lines[2][0].get_segments()[0][:, 1].tolist()
+
+
+def test_an_effects_interval_is_welchs_and_one_seed_has_none() -> None:
+    made = table("mini", "tiny", 3)
+    base, learned = np.array([25.8, 25.9, 26.0]), np.array([25.7, 26.1, 26.2])
+    for result, bleu in zip(next(line for line in made.lines if line.group == "(E)").finished, learned, strict=True):
+        result["dev"]["bleu"]["paper"] = bleu
+    figure = figures.group(made, "(E)")
+    expected = stats.ttest_ind(learned, base, equal_var=False).confidence_interval(0.95)
+    assert bar(figure, 1) == pytest.approx(expected, abs=1e-9)
+    assert bar(figure, 0) is None, "base's difference from itself is no measurement"
+    assert bar(figures.group(table("mini", "tiny", 1), "(E)"), 1) is None
+
+
+def test_a_figures_own_interval_is_students() -> None:
+    figure = figures.group(table("paper", "wmt14_en_de", 3), "(E)")
+    sample = np.array([25.8, 25.9, 26.0])
     expected = stats.t.interval(0.95, 2, sample.mean(), stats.sem(sample))
-    assert segment[:, 1] == pytest.approx(expected, abs=1e-9)
-    assert not figures.group(table("mini", "tiny", 1), "(E)").axes[1].containers[0].lines[2]
+    assert bar(figure, 0) == pytest.approx(expected, abs=1e-9)
 
 
 def test_every_title_names_scale_and_data() -> None:

@@ -2,7 +2,6 @@
 
 import colorsys
 import itertools
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,14 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
-from scipy import stats
 
 from aiayn.evaluation.metrics import bleu_of_counts
 from aiayn.paper.schedule import learning_rate
 from aiayn.report.curves import Curve
 from aiayn.report.figure_files import INK, PAPER_COLOUR, ROW, SUPTITLE
 from aiayn.runs.records import look_up
-from aiayn.tables.paper_claims import KEYS, METRICS, Counts, Metric, rank_correlation
+from aiayn.tables.paper_claims import KEYS, METRICS, Counts, Metric, rank_correlation, rise
 from aiayn.tables.table3 import DEFINITION, Line, Table
 from aiayn.tables.table3_columns import signed_text, value_text
 
@@ -39,6 +37,8 @@ NAMES = {
 _LENGTH_BUCKETS = 6
 _NARROW = (5.2, 3.8)  # inches: a phone shows it whole, and a desktop two side by side
 _TALL = (5.2, 4.6)
+_PAPER = {"fmt": "D", "color": PAPER_COLOUR, "fillstyle": "none", "label": "paper"}
+_OURS = {"fmt": "o", "color": INK, "markersize": 4, "capsize": 2, "label": "ours"}
 
 
 def colours(table: Table) -> dict[str, str]:
@@ -101,23 +101,22 @@ def group(table: Table, letter: str) -> Figure:
         lines.sort(key=_sizes)
     figure, both = _figure(*_TALL, 2, across=False)
     for axes, name in zip(both, METRICS, strict=True):
-        relative, logarithm = not table.comparable, name == "PPL"
-        theirs = {line.name: line.papers(name) for line in table.lines}
+        relative, percent = not table.comparable, name == "PPL" and not table.comparable
+        papers = {line.name: [line.papers(name)] for line in table.lines}
         ours = {line.name: [float(look_up(result, KEYS[name])) for result in line.finished] for line in table.lines}
         for place, line in enumerate(lines):
-            paper = _effect(theirs[line.name], theirs["base"], logarithm) if relative else theirs[line.name]
-            axes.plot(place - 0.12, paper, "D", color=PAPER_COLOUR, fillstyle="none", label="" if place else "paper")
-            zero = statistics.mean(ours["base"]) if ours["base"] else None
-            if relative and zero is None:
-                continue
-            points = [_effect(value, zero, logarithm) if relative and zero else value for value in ours[line.name]]
-            _measured(axes, place + 0.12, points, "" if place else "ours")
+            for at, sample, style in ((place - 0.12, papers, _PAPER), (place + 0.12, ours, _OURS)):
+                own, base = sample[line.name], sample["base"] if relative else []
+                if own and (base or not relative):
+                    _measured(axes, at, own, base, percent, style)
         if relative:
             axes.axhline(0, color="#888888", linewidth=0.8)
-        change = "change from base, " + ("%" if logarithm else "points") if relative else ""
+        change = "change from base, " + ("%" if percent else "points") if relative else ""
         axes.set_xticks(range(len(lines)), [_label(table, line) for line in lines], rotation=30, ha="right", fontsize=8)
         axes.set(title=name, ylabel=change)
-    both[0].legend(loc="best")
+    handles, labels = both[0].get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    both[0].legend(named.values(), named.keys())
     figure.suptitle(f"Group {letter}: the paper and {conditions(table)}", **SUPTITLE)
     return figure
 
@@ -291,17 +290,18 @@ def _label(table: Table, line: Line) -> str:
     return texts[0] if texts else "learned"
 
 
-def _effect(value: float, base: float, logarithm: bool) -> float:
-    return 100 * (value / base - 1) if logarithm else value - base
-
-
-def _measured(axes: Axes, place: float, points: Sequence[float], label: str) -> None:
-    """The mean with its 95 % confidence interval over seeds, each seed faintly beside it; one seed has no interval."""
-    if not points:
-        return
-    mean = statistics.mean(points)
-    error = 0.0
-    if len(points) > 1:
-        error = float(stats.t.isf(0.025, len(points) - 1)) * statistics.stdev(points) / math.sqrt(len(points))
-        axes.plot([place + 0.1] * len(points), points, "_", color="#888888", markersize=4)
-    axes.errorbar(place, mean, error or None, fmt="o", color=INK, markersize=4, capsize=2, label=label)
+def _measured(
+    axes: Axes, place: float, own: Sequence[float], base: Sequence[float], percent: bool, style: Mapping[str, Any]
+) -> None:
+    """The mean over seeds, less base's where that is given, with its 95 % confidence interval; each seed as a dash."""
+    zero = statistics.mean(base) if base else 0.0
+    unit = 100 / zero if percent else 1.0
+    samples = {"own": [unit * value for value in own], "base": [unit * value for value in base]}
+    # Base's difference from itself is 0, whatever its seeds
+    found = None if own is base else rise(samples, {"own": 1.0, "base": -1.0} if base else {"own": 1.0})
+    if len(own) > 1:
+        axes.plot(
+            [place + 0.1] * len(own), [unit * (value - zero) for value in own], "_", color="#888888", markersize=4
+        )
+    error = found.interval[1] - found.effect if found else None
+    axes.errorbar(place, unit * (statistics.mean(own) - zero), error, **style)

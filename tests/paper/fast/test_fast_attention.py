@@ -38,7 +38,7 @@ def test_splitting_pads_with_zeros_and_merging_undoes_it(widths: tuple[int, ...]
     assert not merged[13:].any()
 
 
-@pytest.mark.parametrize(("d_k", "d_v"), [(7, 7), (3, 11), (17, 8)])
+@pytest.mark.parametrize(("d_k", "d_v"), [(7, 7), (3, 11), (17, 8), (3, 8), (8, 3)])
 def test_the_variable_length_kernel_is_given_what_makes_it_equal_the_padded_way(
     d_k: int, d_v: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,9 +129,11 @@ def attention(
     parts = _parts(queries, keys_values, sizes)
     # The kernel wants one width, a multiple of 8: zeros change neither a product of query and key nor the other values
     width = -(-max(d_k, d_v) // 8) * 8
+    # Parts of one product lie beside each other: other widths than multiples of 8 leave rows that do not start at a
+    # multiple of 16 bytes. To pad by nothing copies, which aligns them; where nothing is gained it is left out
+    aligned = d_k % 8 == d_v % 8 == 0
     heads = (part.view(len(part), num_heads, -1) for part in parts)
-    # To pad by nothing would still be a copy
-    q, k, v = (head if head.size(2) == width else F.pad(head, (0, width - head.size(2))) for head in heads)
+    q, k, v = (head if aligned and head.size(2) == width else F.pad(head, (0, width - head.size(2))) for head in heads)
     found: Tensor = varlen_attn(  # type: ignore[assignment]
         q,
         k,
