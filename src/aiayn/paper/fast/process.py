@@ -13,9 +13,8 @@ LARGEST_REUSED = 2**25 - 2**12
 def compute_with(threads: int) -> None:
     """Sets the number of threads of this process, and has tensors reuse the memory of freed ones."""
     torch.set_num_threads(threads)
-    torch.backends.cudnn.allow_tf32 = (
-        False  # torch's default for LSTMs and convolutions; products have float32 as it is
-    )
+    # torch's default for LSTMs and convolutions is TF32; products have float32 as it is
+    torch.backends.cudnn.allow_tf32 = False
     gc.freeze()  # what is imported by now stays: the collector need not look through it again and again
     # glibc gives back to the system what was freed, and asks it for zeroed pages again: a fifth of the time of decoding
     # M_MMAP_MAX=0 would keep blocks of any size, but small ones then settle in their place: 4 GB more in 240 updates
