@@ -43,6 +43,7 @@ def ladder(climbed: Ladder, rows: Sequence[Line], metric: Metric) -> Figure:
                 axes.errorbar(effect.compute, effect.value, [[effect.value - low], [high - effect.value]], **style)
         axes.set_title(line.name, fontsize=8, pad=3)
         axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.margins(y=0.12)  # no marker is cut in half
     _same_limits(drawn)
     key, *empty = panels[len(others) :]
     for axes in empty:
