@@ -1,6 +1,7 @@
 """Prints the README's table: each row's change from base in the paper and at two scales, from finished runs.
 
-`python experiments/results/readme_table.py runs`; below it, what `aiayn table` has of the rank correlations.
+`python experiments/results/readme_table.py runs`; below it, what `aiayn table` has of the rank correlations,
+and how many effects have the paper's sign.
 """
 
 import sys
@@ -36,6 +37,17 @@ def cell(value: float | None, base: float | None, metric: Metric, *, is_base: bo
     return f"{signed_text(change, digits)}{unit}" if round(change, digits) else f"0{unit}"
 
 
+def signs(table: Table, metric: Metric) -> str:
+    """How many of our effects have the sign of the paper's, of those that are not 0 there."""
+    base = table.base.measured(KEYS[metric])
+    found = [
+        (line.papers(metric) - table.base.papers(metric)) * (own.mean - base.mean) > 0
+        for line in table.lines
+        if base and (own := line.measured(KEYS[metric])) and line.papers(metric) != table.base.papers(metric)
+    ]
+    return f"{metric}: {sum(found)} of {len(found)} effects have the paper's sign"
+
+
 def main(output: str) -> None:
     """Prints all of it."""
     tables = {}
@@ -57,6 +69,7 @@ def main(output: str) -> None:
     for scale, made in tables.items():
         seeds = f"seed{'s' if len(made.seeds) > 1 else ''} {', '.join(map(str, made.seeds))}"
         print("", f"{scale}, {seeds}: {formats.rank_sentence(made)}", sep="\n")
+        print(*(signs(made, metric) for metric in METRICS), sep="\n")
 
 
 if __name__ == "__main__":

@@ -379,9 +379,9 @@ def test_a_model_learns_to_reverse_digits(digits, tmp_path):
         *digits,
         *("scale=paper", "model.num_layers=2", "model.d_model=64", "model.d_ff=128", "model.num_heads=4"),
         *("model.d_k=16", "model.d_v=16", "model.dropout=0.0", "training.label_smoothing=0.0"),
-        *("training.max_steps=1200", "training.warmup_steps=300", "training.tokens_per_update=400"),
+        *("training.max_steps=1800", "training.warmup_steps=300", "training.tokens_per_update=400"),
         *("training.learning_rate_factor=0.5", "wandb.mode=disabled", f"output={tmp_path}"),
     )
     dev = json.loads((trained(run, tmp_path / "run") / "result.json").read_text())["dev"]
-    assert dev["ppl"] < 1.2  # 1.12 with AVX2, whose rounding goes another way, and below 1.1 with AVX-512; 25 subwords
-    assert dev["bleu"]["sacrebleu"] > 90
+    assert dev["ppl"] < 1.1
+    assert dev["bleu"]["sacrebleu"] > 95

@@ -129,8 +129,8 @@ def attention(
     parts = _parts(queries, keys_values, sizes)
     # The kernel wants one width, a multiple of 8: zeros change neither a product of query and key nor the other values
     width = -(-max(d_k, d_v) // 8) * 8
-    # Parts of one product lie beside each other: other widths than multiples of 8 leave rows that do not start at a
-    # multiple of 16 bytes. To pad by nothing copies, which aligns them; where nothing is gained it is left out
+    # It reads 16 bytes at once. Parts of one product lie beside each other, and are aligned to that only where all
+    # widths are multiples of 8; F.pad makes an aligned copy, even where it adds nothing
     aligned = d_k % 8 == d_v % 8 == 0
     heads = (part.view(len(part), num_heads, -1) for part in parts)
     q, k, v = (head if aligned and head.size(2) == width else F.pad(head, (0, width - head.size(2))) for head in heads)
