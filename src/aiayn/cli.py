@@ -27,11 +27,11 @@ COMMANDS = {
     "table": "Table 3, paper and ours, from what is trained",
     "criteria": "does a scale train as the paper does: epochs, convergence, stability, the dev set's size",
     "report": "one page: Table 3, its runs, curves and figures, the paper's claims tested",
-    "attention": "where every head of every layer looks, for a sentence and over the dev set",
-    "dashboard": "a W&B workspace that compares the rows, or what it would be made of",
+    "attention": "where every head of every layer attends, for a sentence and over the dev set",
+    "dashboard": "a W&B workspace that compares the rows, or a list of what it would hold",
     "export": "a trained row for CTranslate2, transformers (as Marian) or safetensors",
-    "bench": "tokens/s and memory beside other people's code in the same run; growth; torch's profile",
-    "plan": "parameters, FLOPs, memory, hours and cost of the rows; nothing is trained, all that is there is checked",
+    "bench": "tokens/s and memory beside other libraries in the same run; growth; torch's profile; Table 1",
+    "plan": "parameters, FLOPs, memory, hours and cost of the rows; checks data, memory and disk, trains nothing",
 }
 # Where the `main` of each command is, below `aiayn`; `train` starts worker processes instead
 MODULES = {
@@ -62,7 +62,7 @@ EXAMPLES = {
         "": "the base row at scale=mini",
         "experiment=a_h1 seed=2": "one attention head, another seed",
         "experiment=base scale=small hardware.threads=2": "larger, on two cores",
-        "fidelity=released_code": "base as its authors' code has it, where that differs from the paper",
+        "fidelity=released_code": "base as in the authors' code, where that differs from the paper",
         "model.dropout=0.3": "your own variation: its folder gets a hash of the difference",
         "-cn table3 seed=1,2,3": "every row of Table 3, three seeds, side by side",
         "-cn beyond seed=1,2,3": "the rows beyond it",
@@ -84,7 +84,7 @@ EXAMPLES = {
         " and PNG; heads in numbers on dev",
     },
     "dashboard": {
-        "": "says what would be built; asks nothing of the network",
+        "": "prints what would be built; uses no network",
         "wandb.mode=online": "builds it and prints its link: needs '.[dashboard]' and a W&B key",
         "wandb.mode=online scale=small wandb.entity=my-team": "of another scale, for a team",
     },
