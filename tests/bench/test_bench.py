@@ -10,6 +10,8 @@ from aiayn.bench import bench, comparison
 from aiayn.config import compose, schema
 from tests.bench.test_sheets import PART
 
+GPU = ["hardware=gpu", "hardware.tokens_per_micro_batch=40"]
+
 
 @pytest.fixture
 def here(monkeypatch):
@@ -94,21 +96,21 @@ def test_the_profile_is_torchs_own_table_of_each_precision(toy, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("kind", "device", "expected"),
+    ("kind", "hardware", "expected"),
     [
-        ("all", "cpu", ["training", "decoding, beam 4", "decoding, greedy", "growth", "profile"]),
-        ("rivals", "cpu", ["training", "decoding, beam 4", "decoding, greedy"]),
-        ("decoding", "cpu", ["decoding, beam 4", "decoding, greedy"]),
-        ("growth", "cpu", ["growth"]),
-        ("profile", "cpu", ["profile"]),
-        ("layers", "cpu", ["layers"]),
-        ("layers", "cuda", ["layers"]),
-        ("all", "cuda", ["training", "training, big", "newstest2013", "growth", "profile"]),
-        ("decoding", "cuda", ["newstest2013", "decoding, beam 4", "decoding, greedy"]),
+        ("all", [], ["training", "decoding, beam 4", "decoding, greedy", "growth", "profile"]),
+        ("rivals", [], ["training", "decoding, beam 4", "decoding, greedy"]),
+        ("decoding", [], ["decoding, beam 4", "decoding, greedy"]),
+        ("growth", [], ["growth"]),
+        ("profile", [], ["profile"]),
+        ("layers", [], ["layers"]),
+        ("layers", GPU, ["layers"]),
+        ("all", GPU, ["training", "training, big", "newstest2013", "growth", "profile"]),
+        ("decoding", GPU, ["newstest2013", "decoding, beam 4", "decoding, greedy"]),
     ],
 )
-def test_every_kind_has_its_parts_and_a_gpu_those_that_its_ten_minutes_hold(toy, kind, device, expected):
-    assert list(bench.parts(compose.compose_row(*toy, f"bench.kind={kind}"), device)) == expected
+def test_every_kind_has_its_parts_and_a_gpu_those_that_its_ten_minutes_hold(toy, kind, hardware, expected):
+    assert list(bench.parts(compose.compose_row(*toy, f"bench.kind={kind}", *hardware))) == expected
 
 
 def test_a_gpu_is_measured_at_the_papers_own_size_and_its_rivals_in_bf16(monkeypatch):
@@ -119,9 +121,9 @@ def test_a_gpu_is_measured_at_the_papers_own_size_and_its_rivals_in_bf16(monkeyp
     monkeypatch.setattr(bench.storage, "write_json", lambda *_: None)
     monkeypatch.setattr(bench.storage, "write_text", lambda *_: None)
     bench.main(compose.compose_row("hardware=gpu", "bench.kind=training", "experiment=a_h1"))
-    (small, precisions, device), (big, *_, against_rivals) = asked
+    (small, precisions), (big, *_, against_rivals) = asked
     assert not against_rivals
-    assert (precisions, device) == (["bf16"], "cuda")
+    assert (precisions, small.hardware.device) == (["bf16"], "cuda")
     paper = compose.rows()
     assert small.model == paper["a_h1"].model
     assert big.model == paper["big"].model
@@ -132,7 +134,7 @@ def test_a_gpu_is_measured_at_the_papers_own_size_and_its_rivals_in_bf16(monkeyp
 def test_a_gpu_that_is_not_there_is_refused_in_one_line(toy, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(schema.ConfigError, match="torch sees no GPU here"):
-        bench.main(compose.compose_row(*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"))
+        bench.main(compose.compose_row(*toy, *GPU))
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ def test_contestants_take_turns_in_every_round_and_the_first_round_is_not_counte
     ]
     comparison.take_turns(contestants, 3, "cpu")
     assert order == [(number, name) for number in range(4) for name in "AB"]
-    assert [len(contestant.seconds) for contestant in contestants] == [3, 3]
+    assert [len(contestant.seconds_a_round) for contestant in contestants] == [3, 3]
 
 
 def of_this_process(run, precisions, *, ours):
@@ -46,7 +46,7 @@ def test_on_a_cpu_rivals_are_in_a_process_of_their_own(run, accelerator):
 
 @pytest.mark.slow
 def test_training_gives_every_line_the_same_tokens_and_equal_first_results(run):
-    part = comparison.training(run, ["fp32", "bf16"], "cpu")
+    part = comparison.training(run, ["fp32", "bf16"])
     assert len(part["target_tokens"]) == len(part["source_tokens"]) == 3
     assert 0 < part["padded_share_of_rivals"] < 0.5
     assert {"aiayn", "torch.nn"} <= {line["name"] for line in part["lines"]}
@@ -61,7 +61,7 @@ def test_training_gives_every_line_the_same_tokens_and_equal_first_results(run):
 
 @pytest.mark.slow
 def test_decoding_compares_outputs_before_it_measures(run):
-    part = comparison.decoding(run, ["fp32", "int8"], "cpu", beam_size=4)
+    part = comparison.decoding(run, ["fp32", "int8"], beam_size=4)
     for line in part["lines"]:
         assert len(line["seconds_a_round"]) == 3
         assert line["checks"]["equal_outputs"] == 1 or line["precision"] == "int8", line

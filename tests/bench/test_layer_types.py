@@ -72,7 +72,7 @@ def test_a_convolution_sums_over_its_own_token_and_those_before_it(dilation) -> 
 def test_so_many_steps_make_the_outputs_and_no_fewer_do(kind) -> None:
     layer, length = kind.build(5, 1), 11
     x = torch.randn(2, length, 5)
-    made = [torch.zeros(2, length, layer.state_width(5))]
+    made = [torch.zeros(2, length, 5 * layer.vectors)]
     for _ in range(layer.steps(length)):
         made.append(layer.step(x, made[-1]))
     torch.testing.assert_close(made[-1][..., :5], layer(x))
@@ -85,7 +85,7 @@ def connected(kind: layer_types.LayerType, length: int, steps: int) -> Tensor:
     x = torch.randn(1, length, 2, requires_grad=True)
     if kind is RECURRENT:
         layer = kind.build(2, 0)
-        found = torch.zeros(1, length, layer.state_width(2))
+        found = torch.zeros(1, length, 2 * layer.vectors)
         for _ in range(steps):
             found = layer.step(x, found)
     else:
@@ -178,10 +178,10 @@ def test_layers_take_turns_at_every_length(toy, monkeypatch) -> None:
     def note(contestants, rounds, device) -> None:
         turns.append([contestant.name for contestant in contestants])
         for contestant in contestants:
-            contestant.seconds += [1.0] * rounds
+            contestant.seconds_a_round += [1.0] * rounds
 
     monkeypatch.setattr(layer_types, "take_turns", note)
-    layer_types.layers(compose.compose_row(*toy, "bench.max_length=64", f"bench.d_model={D}"), "cpu")
+    layer_types.layers(compose.compose_row(*toy, "bench.max_length=64", f"bench.d_model={D}"))
     assert turns == [[kind.name for kind in KINDS]] * 3
 
 
@@ -205,4 +205,4 @@ def test_a_size_that_does_not_suit_is_refused_in_one_line(word, said) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_the_layers_compute_in_bf16(toy) -> None:
     run = compose.compose_row(*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40", "bench.max_length=64")
-    assert layer_types.layers(run, "cuda")["precision"] == "bf16"
+    assert layer_types.layers(run)["precision"] == "bf16"

@@ -25,7 +25,7 @@ def test_what_follows_the_warm_up_is_counted_and_nothing_is_written_or_printed(r
     assert capsys.readouterr() == ("", "")
     assert not (tmp_path / "runs").exists()
     assert point.updates == measurement.FEWEST
-    pairs = measurement.Synthetic(run).train
+    pairs = measurement.sentences(run)
     source, target = pairs.source_lengths, pairs.target_lengths
     plan = list(epoch_plan(source, target, run.training.tokens_per_update, run.seed, 0))
     counted = plan[measurement.WARM_UP : measurement.WARM_UP + measurement.FEWEST]

@@ -45,16 +45,16 @@ def cpu() -> dict[str, Any]:
 
 def main(run: Config) -> None:
     """Measures, prints the tables, and writes them as Markdown and all numbers as JSON."""
-    device = run.hardware.device
     if not run.model.in_table3:
         raise ConfigError(
             f"experiment={run.experiment}: bench measures the parts of Table 3; give one of its rows, such as base"
         )
-    if device == "cuda":
+    gpu = run.hardware.accelerator == "gpu"
+    if gpu:
         if not torch.cuda.is_available():
             raise ConfigError(f"hardware={run.hardware.name}: torch sees no GPU here")
         run = growth.paper_sized(run)
-    device_name = torch.cuda.get_device_name() if device == "cuda" else "no GPU used"
+    device_name = torch.cuda.get_device_name() if gpu else "no GPU used"
     result: dict[str, Any] = {
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -76,7 +76,7 @@ def main(run: Config) -> None:
 
     contests: dict[str, Any] = {}
     output, began = Path(run.bench.output), time.perf_counter()
-    for kind, measure in parts(run, device).items():
+    for kind, measure in parts(run).items():
         part = result["parts"][kind] = measure(show)
         if "lines" in part:
             contests[kind] = part
@@ -89,32 +89,32 @@ def main(run: Config) -> None:
     console.print(f"\n{result['seconds']:.0f} s in all; all numbers: {output}; tables: {output.with_suffix('.md')}")
 
 
-def parts(run: Config, device: str) -> dict[str, Callable[[Show], dict[str, Any]]]:
+def parts(run: Config) -> dict[str, Callable[[Show], dict[str, Any]]]:
     """What `bench.kind` asks for: each part's name, and what measures it and may show tables of its own."""
-    gpu, beam = device == "cuda", run.decoding.beam_size
+    gpu, beam = run.hardware.accelerator == "gpu", run.decoding.beam_size
     precisions = ["bf16"] if gpu else ["fp32", "medium", *(["bf16"] if cpu()["bf16"] else [])]
     groups = {"all": {"training", "decoding", "growth", "profile"}, "rivals": {"training", "decoding"}}
     chosen = groups.get(run.bench.kind, {run.bench.kind})
     found: dict[str, Callable[[Show], dict[str, Any]]] = {}
     if "training" in chosen:
-        found["training"] = lambda show: apart(training, run, precisions, device)
+        found["training"] = lambda show: apart(training, run, precisions)
         if gpu and run.experiment != "big":
             # Alone: compiling its rivals would take most of the ten minutes that there are
-            found["training, big"] = lambda show: apart(training, compose.row("big", run), precisions, device, False)
+            found["training, big"] = lambda show: apart(training, compose.row("big", run), precisions, False)
     if "decoding" in chosen and gpu:
         found["newstest2013"] = lambda show: growth.decoded(run, NEWSTEST, run.bench.rounds, show)
     if "decoding" in chosen and not (gpu and run.bench.kind == "all"):  # in ten minutes there is no time for rivals
         of_search = [name for name in precisions if name != "medium"] + ([] if gpu else ["int8"])
-        found[f"decoding, beam {beam}"] = lambda show: apart(decoding, run, of_search, device, beam)
-        found["decoding, greedy"] = lambda show: apart(decoding, run, of_search, device, 1)
+        found[f"decoding, beam {beam}"] = lambda show: apart(decoding, run, of_search, beam)
+        found["decoding, greedy"] = lambda show: apart(decoding, run, of_search, 1)
     if "growth" in chosen:
         # In ten minutes there is no time to compile each of twenty rows
         plain = vary(run, hardware={"compile": False})
         found["growth"] = lambda show: growth.growth(plain if run.bench.kind == "all" else run, show)
     if "profile" in chosen:
-        found["profile"] = lambda show: profiles(run, [name for name in precisions if name != "medium"], device, show)
+        found["profile"] = lambda show: profiles(run, [name for name in precisions if name != "medium"], show)
     if "layers" in chosen:
-        found["layers"] = lambda show: table1(run, device, show)
+        found["layers"] = lambda show: table1(run, show)
     return found
 
 
@@ -134,17 +134,17 @@ def _measured(measure: Callable[..., Any], run: Config, *given: Any) -> Any:
     return measure(run, *given)
 
 
-def profiles(run: Config, precisions: list[str], device: str, show: Show) -> dict[str, Any]:
+def profiles(run: Config, precisions: list[str], show: Show) -> dict[str, Any]:
     """torch's profile of a training in each precision."""
-    found = {precision: apart(profiled, run, precision, device) for precision in precisions}
+    found = {precision: apart(profiled, run, precision) for precision in precisions}
     for precision, table in found.items():
         show(Verbatim(f"{run.bench.updates} updates in {precision}, by torch.profiler", table))
     return found
 
 
-def table1(run: Config, device: str, show: Show) -> dict[str, Any]:
+def table1(run: Config, show: Show) -> dict[str, Any]:
     """The layer types of Table 1 in turn."""
-    part: dict[str, Any] = apart(layers, run, device)
+    part: dict[str, Any] = apart(layers, run)
     for sheet in sheets.by_layer(part):
         show(sheet)
     return part

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from aiayn.bench import rivals
-from aiayn.bench.contestants import OUTPUT_LENGTH, Contestant, random_updates, searchers, trainers
+from aiayn.bench.contestants import OUTPUT_LENGTH, Contestant, random_updates, searchers, settle, trainers
 from aiayn.bench.rivals import SENTENCES
 from aiayn.config.schema import Config
 from aiayn.core import signals
@@ -27,24 +28,23 @@ def take_turns(contestants: list[Contestant], rounds: int, device: str) -> None:
         for contestant in contestants:
             began = time.perf_counter()
             contestant.run(number)
-            if device == "cuda":
-                torch.cuda.synchronize()
+            settle(device)
             taken = time.perf_counter() - began
             if number:
-                contestant.seconds.append(taken)
+                contestant.seconds_a_round.append(taken)
             else:
                 contestant.warm_up_seconds += taken
 
 
-def training(config: Config, precisions: list[str], device: str, against_rivals: bool = True) -> dict[str, Any]:
+def training(config: Config, precisions: list[str], against_rivals: bool = True) -> dict[str, Any]:
     """Forward, loss, backward, Adam: what each contestant's rounds took, and how far its first result is from ours."""
-    rounds, updates = config.bench.rounds, config.bench.updates
-    with _lined_up(trainers, against_rivals, config, precisions, device) as contestants:
-        take_turns(contestants, rounds, device)
-    pairs, batches = random_updates(config, device)
-    rectangles = [rivals.padded(batch) for batch in batches[updates:]]
-    source = [len(batch.source) for batch in batches[updates:]]
-    target = [len(batch.target) for batch in batches[updates:]]
+    device, updates = config.hardware.device, config.bench.updates
+    with _lined_up(trainers, against_rivals, config, precisions) as contestants:
+        take_turns(contestants, config.bench.rounds, device)
+    pairs, batches = random_updates(config)
+    counted = batches[updates:]
+    rectangles = [rivals.padded(batch) for batch in counted]
+    source, target = [len(batch.source) for batch in counted], [len(batch.target) for batch in counted]
     cells = sum(x.source.numel() + x.target_input.numel() for x in rectangles)
     words = config.fidelity.rows(config.data.vocab_size)
     work = flops.training_flops(config.model, words, sum(source), sum(target), *flops.weighted_lengths(pairs))
@@ -56,14 +56,14 @@ def training(config: Config, precisions: list[str], device: str, against_rivals:
         "units_a_round": updates,
         "flops_a_token": work / sum(target),
         "peak": flops.peak_of(torch.cuda.get_device_name()) if device == "cuda" else None,
-        "lines": [_line(contestant) for contestant in contestants],
+        "lines": [contestant.line() for contestant in contestants],
     }
 
 
-def decoding(config: Config, precisions: list[str], device: str, beam_size: int) -> dict[str, Any]:
+def decoding(config: Config, precisions: list[str], beam_size: int) -> dict[str, Any]:
     """Search with `beam_size` hypotheses: what each contestant's rounds took, and how many outputs equal ours."""
-    with _lined_up(searchers, True, config, precisions, device, beam_size) as contestants:
-        take_turns(contestants, config.bench.rounds, device)
+    with _lined_up(searchers, True, config, precisions, beam_size) as contestants:
+        take_turns(contestants, config.bench.rounds, config.hardware.device)
     tokens = config.bench.updates * SENTENCES * OUTPUT_LENGTH
     return {
         "unit": "batch",
@@ -71,19 +71,18 @@ def decoding(config: Config, precisions: list[str], device: str, beam_size: int)
         "target_tokens": [tokens] * config.bench.rounds,
         "padded_share_of_rivals": 0.0,
         "units_a_round": config.bench.updates,
-        "lines": [_line(contestant) for contestant in contestants],
+        "lines": [contestant.line() for contestant in contestants],
     }
 
 
-def profiled(config: Config, precision: str, device: str) -> str:
+def profiled(config: Config, precision: str) -> str:
     """torch.profiler's own table of a round of our training: its operators, the longest first."""
-    trainer = trainers(config, [precision], device, ours=True)[-1]
+    trainer = trainers(config, [precision], ours=True)[-1]
     trainer.run(0)
     with torch.profiler.profile() as profiler:
         trainer.run(1)
-        if device == "cuda":
-            torch.cuda.synchronize()
-    longest = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+        settle(config.hardware.device)
+    longest = "self_device_time_total" if config.hardware.accelerator == "gpu" else "self_cpu_time_total"
     return profiler.key_averages().table(sort_by=longest, row_limit=PROFILED)  # type: ignore[no-any-return]
 
 
@@ -103,35 +102,23 @@ def _lined_up(
         elif against_rivals:
             context = multiprocessing.get_context("spawn")
             pool = stack.enter_context(ProcessPoolExecutor(1, context, signals.serve, (os.getpid(),)))
-            remote = pool.submit(_line_up_in_process, line_up, config, precisions, *given).result()
-            for index, (name, precision, checks, taken) in enumerate(remote):
-                run = partial(_asked_to_run, pool, index)
-                contestants.append(Contestant(name, precision, run, checks, warm_up_seconds=taken))
+            for rival in pool.submit(_line_up_in_process, line_up, config, precisions, *given).result():
+                contestants.append(replace(rival, run=partial(_asked_to_run, pool, rival.run)))
         yield sorted(contestants, key=lambda contestant: precisions.index(contestant.precision))
 
 
-def _asked_to_run(pool: ProcessPoolExecutor, index: int, number: int) -> None:
-    pool.submit(_run_in_process, index, number).result()
+def _asked_to_run(pool: ProcessPoolExecutor, run: Callable[[int], None], number: int) -> None:
+    pool.submit(run, number).result()
 
 
 _rivals: list[Contestant] = []  # in the rivals' process
 
 
-def _line_up_in_process(line_up: Callable[..., list[Contestant]], config: Config, *given: Any) -> list[tuple[Any, ...]]:
+def _line_up_in_process(line_up: Callable[..., list[Contestant]], config: Config, *given: Any) -> list[Contestant]:
     torch.set_num_threads(config.hardware.threads)
     _rivals.extend(line_up(config, *given, ours=False))
-    return [(rival.name, rival.precision, rival.checks, rival.warm_up_seconds) for rival in _rivals]
+    return [replace(rival, run=partial(_run_in_process, index)) for index, rival in enumerate(_rivals)]
 
 
 def _run_in_process(index: int, number: int) -> None:
     _rivals[index].run(number)
-
-
-def _line(contestant: Contestant) -> dict[str, Any]:
-    return {
-        "name": contestant.name,
-        "precision": contestant.precision,
-        "checks": contestant.checks,
-        "seconds_a_round": contestant.seconds,
-        "warm_up_seconds": contestant.warm_up_seconds,
-    }

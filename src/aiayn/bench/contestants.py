@@ -43,8 +43,18 @@ class Contestant:
     precision: str
     run: Callable[[int], None]  # the round's number
     checks: dict[str, float]
-    seconds: list[float] = dataclasses.field(default_factory=list)
+    seconds_a_round: list[float] = dataclasses.field(default_factory=list)
     warm_up_seconds: float = 0.0  # before the first round that counts, whatever it compiles included
+
+    def line(self) -> dict[str, Any]:
+        """What is written of it."""
+        return {name: value for name, value in vars(self).items() if name != "run"}
+
+
+def settle(device: str) -> None:
+    """Waits until a GPU has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 @contextmanager
@@ -77,39 +87,41 @@ def synthetic_pairs(config: Config, count: int) -> Pairs:
     return Pairs(*parts)
 
 
-def random_updates(config: Config, device: str) -> tuple[Pairs, list[Batch]]:
+def random_updates(config: Config) -> tuple[Pairs, list[Batch]]:
     """Random pairs, and the updates of all rounds, the one that warms up included."""
     count = (config.bench.rounds + 1) * config.bench.updates
     needed = count * config.training.tokens_per_update / config.bench.mean_length
     pairs = synthetic_pairs(config, int(2 * needed) + 100)
     lengths = pairs.source_lengths, pairs.target_lengths
     plan = epoch_plan(*lengths, config.training.tokens_per_update, config.seed, epoch=0)
-    batches = [gather(pairs, sentences).to(device) for sentences in islice(plan, count)]
+    batches = [gather(pairs, sentences).to(config.hardware.device) for sentences in islice(plan, count)]
     assert len(batches) == count
     return pairs, batches
 
 
-def trainers(config: Config, precisions: list[str], device: str, *, ours: bool) -> list[Contestant]:
-    smoothing = config.training.label_smoothing
-    _, batches = random_updates(config, device)
+def trainers(config: Config, precisions: list[str], *, ours: bool) -> list[Contestant]:
+    smoothing, device = config.training.label_smoothing, config.hardware.device
+    _, batches = random_updates(config)
 
     def our_loss(module: nn.Module, number: int) -> Tensor:
         assert isinstance(module, Transformer)
         batch = batches[number]
         hidden = module.hidden(batch, (config.seed, number))
         weight, fused = module.embedding.weight, is_compiled(module)
-        return label_smoothed_cross_entropy(hidden, weight, batch.target, smoothing, fused=fused)[0]
+        loss, _ = label_smoothed_cross_entropy(hidden, weight, batch.target, smoothing, fused=fused)
+        return loss / len(batch.target)
 
     rectangles = [] if ours else [rivals.padded(batch) for batch in batches]
 
     def their_loss(module: nn.Module, number: int) -> Tensor:
         batch = rectangles[number]
         hidden = module.hidden(batch)  # type: ignore[operator]
-        return rivals.smoothed_loss(hidden, module.embedding.weight, batch, smoothing)  # type: ignore[union-attr, arg-type]
+        loss = rivals.smoothed_loss(hidden, module.embedding.weight, batch, smoothing)  # type: ignore[union-attr, arg-type]
+        return loss / len(batch.target)
 
     model = build(config, config.data.vocab_size).to(device).eval()
     assert isinstance(model, Transformer)
-    reference = _loss_and_gradients(model, our_loss, batches[0], "fp32", device)
+    reference = _loss_and_gradients(model, our_loss, "fp32", device)
     contestants = []
     for precision in precisions:
         for name, module in entrants(model, device, ours=ours).items():
@@ -118,15 +130,16 @@ def trainers(config: Config, precisions: list[str], device: str, *, ours: bool) 
                 compile_parts(module, config.training.tokens_per_update)
             loss = our_loss if ours else their_loss
             began = time.perf_counter()
-            found = _loss_and_gradients(module, loss, batches[0], precision, device)
+            found = _loss_and_gradients(module, loss, precision, device)
             taken = time.perf_counter() - began
-            run = _trainer(module.train(), loss, batches, precision, device, config)
+            run = _trainer(module.train(), loss, precision, config)
             checks = _compare(reference, found, name.removesuffix(COMPILED))
             contestants.append(Contestant(name, precision, run, checks, warm_up_seconds=taken))
     return contestants
 
 
-def searchers(config: Config, precisions: list[str], device: str, beam_size: int, *, ours: bool) -> list[Contestant]:
+def searchers(config: Config, precisions: list[str], beam_size: int, *, ours: bool) -> list[Contestant]:
+    device = config.hardware.device
     random = np.random.default_rng(config.seed)
     shape = (config.bench.rounds + 1, config.bench.updates * SENTENCES, OUTPUT_LENGTH - 1)
     sources = random.integers(EOS + 1, config.data.vocab_size, shape)
@@ -185,34 +198,29 @@ def entrants(model: Transformer, device: str, *, ours: bool) -> dict[str, nn.Mod
 
 
 def _trainer(
-    module: nn.Module,
-    loss_of: Callable[[nn.Module, int], Tensor],
-    batches: list[Batch],
-    precision: str,
-    device: str,
-    config: Config,
+    module: nn.Module, loss_of: Callable[[nn.Module, int], Tensor], precision: str, config: Config
 ) -> Callable[[int], None]:
     updates = config.bench.updates
     betas = (config.training.adam_beta1, config.training.adam_beta2)
     adam = torch.optim.Adam(module.parameters(), lr=1e-4, betas=betas, eps=config.training.adam_epsilon, fused=True)
 
     def run(round_number: int) -> None:
-        with computing(precision, device, training=True):
+        with computing(precision, config.hardware.device, training=True):
             for number in range(round_number * updates, (round_number + 1) * updates):
                 adam.zero_grad()
-                (loss_of(module, number) / len(batches[number].target)).backward()  # type: ignore[no-untyped-call]
+                loss_of(module, number).backward()  # type: ignore[no-untyped-call]
                 adam.step()
 
     return run
 
 
 def _loss_and_gradients(
-    module: nn.Module, loss_of: Callable[[nn.Module, int], Tensor], batch: Batch, precision: str, device: str
+    module: nn.Module, loss_of: Callable[[nn.Module, int], Tensor], precision: str, device: str
 ) -> tuple[float, nn.Module]:
     """The loss of a token of the first batch, and the module with gradients in the place of its weights."""
     module.zero_grad()
     with computing(precision, device, training=True):
-        loss = loss_of(module, 0) / len(batch.target)
+        loss = loss_of(module, 0)
         loss.backward()  # type: ignore[no-untyped-call]
     gradients = copy.deepcopy(module)
     for gradient, parameter in zip(gradients.parameters(), module.parameters(), strict=True):

@@ -83,7 +83,7 @@ def side_by_side(run: Config) -> tuple[dict[str, list[float]], Sheet]:
     best, other = max(rates, key=rates.__getitem__), min(rates, key=rates.__getitem__)
     remark = f"{best} is {rates[best] / rates[other]:.2f} x as fast"
     rows = [{"": name, "target tok/s of all": f"{rate:,.0f}"} for name, rate in rates.items()]
-    return found, Sheet.of("runs of a sweep on this machine", rows, [remark])
+    return found, Sheet("runs of a sweep on this machine", rows, [remark])
 
 
 def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], object]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
     row = {"sentences": f"{sentences:,}", "tokens": f"{tokens:,}", "seconds": f"{taken:.2f}"}
     row |= {"sentences/s": f"{sentences / taken:,.0f}", "tok/s": f"{tokens / taken:,.0f}"}
     title = f"a corpus like newstest2013 decoded, beam {how.beam_size}, without loading, median of {rounds} rounds"
-    show(Sheet.of(title, [row], words=()))
+    show(Sheet(title, [row], words=()))
     return {"sentences": sentences, "tokens": tokens, "seconds_a_round": seconds[1:]}
 
 
@@ -133,7 +133,7 @@ def sheet(title: str, first: str, points: Series, run: Config, *remarks: str) ->
     remark = (
         f"GPU memory that torch took; {compiled}" if gpu else f"peak of the process, {libraries:,.0f} of it libraries"
     )
-    return Sheet.of(title, rows, [f"peak MB: {remark}", *remarks])
+    return Sheet(title, rows, [f"peak MB: {remark}", *remarks], words=(first,))
 
 
 def _holding(run: Config, longest: int) -> Config:

@@ -19,26 +19,23 @@ from aiayn.config.schema import HEAD_WIDTH, Bench, Config
 
 SHORTEST = 16  # tokens
 NARROW = 1  # d_model where paths are searched for: they do not depend on it
-SELF_ATTENTION, RECURRENT = "Self-Attention", "Recurrent"
 
 
-class Parallel(nn.Module):
-    """A layer whose tokens do not wait for each other: one step makes all its outputs."""
+class Layer(nn.Module):
+    """Makes outputs (B, N, D) of inputs (B, N, D); unless it says otherwise all in one step: no token waits."""
+
+    vectors = 1  # of a token, that one step hands to the next
 
     def steps(self, length: int) -> int:
         """Steps that have to follow each other in a sequence of `length` tokens."""
         return 1
 
-    def state_width(self, d_model: int) -> int:
-        """Numbers of a token that one step hands to the next."""
-        return d_model
-
     def step(self, x: Tensor, states: Tensor) -> Tensor:
-        """The outputs (B, N, D) of inputs (B, N, D), some of which may be states that the layer below has made."""
+        """What one step makes of inputs (B, N, D) and states (B, N, `vectors` * D) that the one before it has made."""
         return self(x + states)  # type: ignore[no-any-return]
 
 
-class Attention(Parallel):
+class Attention(Layer):
     """Section 3.2.2 among all tokens of a sequence, with its four projections."""
 
     def __init__(self, d_model: int) -> None:
@@ -48,7 +45,6 @@ class Attention(Parallel):
         self.output = nn.Linear(d_model, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (B, N, D) as outputs (B, N, D)."""
         parts = self.query_key_value(x).view(*x.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         heads = self.attend(*parts)  # (B, H, N, K)
         return self.output(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
@@ -81,7 +77,7 @@ class NeighbourhoodAttention(Attention):
         return found.reshape(*queries.shape[:2], length + rest, -1)[:, :, :length]
 
 
-class Convolution(Parallel):
+class Convolution(Layer):
     """A convolution of `kernel_width` tokens: the output's own and, `dilation` apart, those before it."""
 
     def __init__(self, d_model: int, kernel_width: int, dilation: int) -> None:
@@ -91,39 +87,30 @@ class Convolution(Parallel):
         self.convolution = nn.Conv1d(d_model, d_model, kernel_width, dilation=dilation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (B, N, D) as outputs (B, N, D)."""
         return self.convolution(F.pad(x.transpose(1, 2), (self.before, 0))).transpose(1, 2)  # type: ignore[no-any-return]
 
 
-class Recurrence(nn.Module):
-    """An LSTM in one direction."""
+class Recurrence(Layer):
+    """An LSTM in one direction: a step a token, which hands on an output and a cell."""
+
+    vectors = 2
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (B, N, D) as outputs (B, N, D)."""
         return self.lstm(x)[0]  # type: ignore[no-any-return]
 
     def steps(self, length: int) -> int:
-        """Steps that have to follow each other: one a token."""
         return length
 
-    def state_width(self, d_model: int) -> int:
-        """Numbers of a token that one step hands to the next: its output and its cell."""
-        return 2 * d_model
-
     def step(self, x: Tensor, states: Tensor) -> Tensor:
-        """Output and cell (B, N, 2 * D) of all tokens, from inputs (B, N, D) and the states of the tokens before."""
         before = F.pad(states, (0, 0, 1, 0))[:, :-1].flatten(0, 1).unsqueeze(0)
         _, (outputs, cells) = self.lstm(
             x.reshape(-1, 1, x.size(-1)), tuple(t.contiguous() for t in before.chunk(2, -1))
         )
         return torch.cat([outputs, cells], -1).view(*x.shape[:2], -1)
-
-
-Layer = Parallel | Recurrence
 
 
 @dataclass(frozen=True)
@@ -152,12 +139,12 @@ def layer_types(bench: Bench) -> list[LayerType]:
     convolved = lambda n: k * n * d**2  # noqa: E731
     return [
         LayerType(
-            *(SELF_ATTENTION, "O(n² d)", "O(1)", "O(1)"),
+            *("Self-Attention", "O(n² d)", "O(1)", "O(1)"),
             lambda width, below: Attention(width),
             lambda n: 4 * n * d**2 + 2 * n**2 * d,
         ),
         LayerType(
-            *(RECURRENT, "O(n d²)", "O(n)", "O(n)"),
+            *("Recurrent", "O(n d²)", "O(n)", "O(n)"),
             lambda width, below: Recurrence(width),
             lambda n: 8 * n * d**2,
         ),
@@ -185,10 +172,10 @@ def lengths_to(longest: int) -> list[int]:
     return [2**power for power in range(SHORTEST.bit_length() - 1, longest.bit_length())]
 
 
-def layers(run: Config, device: str) -> dict[str, Any]:
+def layers(run: Config) -> dict[str, Any]:
     """What each layer type's rounds took at each length, and all that follows from it, as plain data."""
     torch.manual_seed(run.seed)
-    bench, types = run.bench, layer_types(run.bench)
+    bench, types, device = run.bench, layer_types(run.bench), run.hardware.device
     lengths = lengths_to(bench.max_length)
     precision = "bf16" if device == "cuda" else "fp32"
     # The second layer of a stack: dilated where its type is
@@ -202,15 +189,16 @@ def layers(run: Config, device: str) -> dict[str, Any]:
         ]
         take_turns(contestants, bench.rounds, device)
         for contestant in contestants:
-            rounds[contestant.name].append(contestant.seconds)
+            rounds[contestant.name].append(contestant.seconds_a_round)
     tokens = bench.sequences * lengths[-1]
-    part: dict[str, Any] = {
+    lines = [_line(kind, lengths, rounds[kind.name], tokens) for kind in types]
+    return {
         "precision": precision,
         "sizes": {"d": bench.d_model, "r": bench.neighbourhood, "k": bench.kernel_width, "sequences": bench.sequences},
         "lengths": lengths,
-        "layers": [_line(kind, lengths, rounds[kind.name], tokens) for kind in types],
+        "layers": lines,
+        "crossings": _crossings(bench.d_model, lengths, types, lines),
     }
-    return part | {"crossings": _crossings(part, types)}
 
 
 def exponent(lengths: Sequence[int], quantities: Sequence[float]) -> float:
@@ -235,18 +223,16 @@ def crossing(lengths: Sequence[int], rising: Sequence[float], other: Sequence[fl
     return None
 
 
-def _crossings(part: dict[str, Any], types: Sequence[LayerType]) -> dict[str, float | None]:
+def _crossings(
+    d: int, lengths: list[int], types: list[LayerType], lines: list[dict[str, Any]]
+) -> dict[str, float | None]:
     """From which length on self-attention costs more than the recurrent layer: measured, counted, and by the orders."""
-    named = {kind.name: kind for kind in types}
-    times = {line["name"]: line["seconds_a_token"] for line in part["layers"]}
-    d = part["sizes"]["d"]
+    attention, recurrent, *_ = types
     each = range(1, 8 * d)
-    orders = [n**2 * d for n in each], [n * d**2 for n in each]
-    counts = [[named[name].flops(n) for n in each] for name in (SELF_ATTENTION, RECURRENT)]
     return {
-        "measured": crossing(part["lengths"], times[SELF_ATTENTION], times[RECURRENT]),
-        "counted": crossing(each, *counts),
-        "by_orders": crossing(each, *orders),
+        "measured": crossing(lengths, *(line["seconds_a_token"] for line in lines[:2])),
+        "counted": crossing(each, [attention.flops(n) for n in each], [recurrent.flops(n) for n in each]),
+        "by_orders": crossing(each, [n**2 * d for n in each], [n * d**2 for n in each]),
     }
 
 
@@ -272,7 +258,7 @@ def path_length(kind: LayerType, length: int) -> int:
 def depends_on(layer: Layer, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """The inputs and the states (N,) that one step makes the chosen outputs (N,) of, by gradients."""
     x = torch.randn(1, len(outputs), NARROW, requires_grad=True)
-    states = torch.randn(1, len(outputs), layer.state_width(NARROW), requires_grad=True)
+    states = torch.randn(1, len(outputs), layer.vectors * NARROW, requires_grad=True)
     found = layer.step(x, states)
     gradients = torch.autograd.grad(found, (x, states), torch.randn_like(found) * outputs[:, None])
     of_inputs, of_states = ((gradient != 0).any(-1)[0] for gradient in gradients)

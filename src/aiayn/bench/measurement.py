@@ -14,11 +14,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 
-from aiayn.bench.contestants import synthetic_pairs
+from aiayn.bench.contestants import settle, synthetic_pairs
 from aiayn.config.schema import Config, vary
 from aiayn.core import signals
 from aiayn.cost import flops
@@ -37,11 +38,7 @@ NEVER = 10**9
 MEGA = 1e6
 
 
-def _alone() -> None:
-    pass
-
-
-_wait_for_others: Callable[[], object] = _alone
+_others: Any = threading.Barrier(1)  # the processes that measure at once: here this one alone
 
 
 @dataclass(frozen=True)
@@ -93,32 +90,25 @@ class Stopwatch(Record):
         super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
         done = batch.number + 1
         if done == 1:
-            _settle(module)
+            settle(module.device.type)
             self.first = time.perf_counter() - self.entered
         if done > WARM_UP:
             self.updates += 1
             if self.updates >= FEWEST and time.perf_counter() - self.began >= self.limit:
                 self.outside = time.perf_counter() - self.began - self.inside
-                _settle(module)
+                settle(module.device.type)
                 self.taken = time.perf_counter() - self.began
                 raise Enough
         elif done == WARM_UP:
             self.together()
-            _settle(module)
+            settle(module.device.type)
             self.source_tokens = self.target_tokens = 0
             self.inside, self.began = 0.0, time.perf_counter()
 
 
-class Synthetic:
-    """A corpus of random sentences."""
-
-    def __init__(self, run: Config) -> None:
-        # Many updates: what an epoch leaves over for its last one is little among them
-        self.train = synthetic_pairs(run, 100 + int(60 * run.training.tokens_per_update / run.bench.mean_length))
-
-    def pairs(self, split: str) -> Pairs:
-        """The same of every split."""
-        return self.train
+def sentences(run: Config) -> Pairs:
+    """Random ones for many updates: what an epoch leaves over for its last one is little among them."""
+    return synthetic_pairs(run, 100 + int(60 * run.training.tokens_per_update / run.bench.mean_length))
 
 
 def measure(run: Config) -> Point:
@@ -134,12 +124,13 @@ def measure(run: Config) -> Point:
     before = _peak_mb(gpu)
     run = vary(run, training={"max_steps": NEVER, "dev_every": NEVER, "checkpoint_every": NEVER})
     module = LightningTransformer(build(run, run.data.vocab_size), run.training, run.seed)
-    corpus, folder = Synthetic(run), Path(run.output)
-    watch = Stopwatch(folder, run.bench.seconds, _wait_for_others)
+    pairs, folder = sentences(run), Path(run.output)
+    corpus = cast(Dataset, SimpleNamespace(pairs=lambda split: pairs))
+    watch = Stopwatch(folder, run.bench.seconds, partial(_others.wait, PATIENCE))
     # The bar of a training would stand between the tables
     with signals.StopFlag() as stop, contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Enough):
-        train.fit(run, folder, module, cast(Dataset, corpus), watch, 1, stop)
-    rows, lengths = run.fidelity.rows(run.data.vocab_size), flops.weighted_lengths(corpus.train)
+        train.fit(run, folder, module, corpus, watch, 1, stop)
+    rows, lengths = run.fidelity.rows(run.data.vocab_size), flops.weighted_lengths(pairs)
     work = flops.training_flops(run.model, rows, watch.source_tokens, watch.target_tokens, *lengths)
     return Point(
         watch.updates,
@@ -174,8 +165,8 @@ def processes(count: int) -> ProcessPoolExecutor:
 
 
 def _begin(barrier: Any) -> None:
-    global _wait_for_others
-    _wait_for_others = partial(barrier.wait, PATIENCE)
+    global _others
+    _others = barrier
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
@@ -192,8 +183,3 @@ def _peak_mb(gpu: bool) -> float:
         return torch.cuda.max_memory_allocated() / MEGA
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEGA
-
-
-def _settle(module: Any) -> None:
-    if module.device.type == "cuda":
-        torch.cuda.synchronize()

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn.data.sentencepiece_bpe import BOS, EOS, PAD
+from aiayn.data.sentencepiece_bpe import BOS, EOS
 from aiayn.evaluation.export import NORM_EPSILON, marian, positions, standard_projections, write
 from aiayn.paper.attention import MemoryAttention, SelfAttention
-from aiayn.paper.batch import Batch
+from aiayn.paper.batch import Batch, Packing
 from aiayn.paper.layers import DecoderLayer, LearnedPositions
 from aiayn.paper.transformer import Transformer
 
@@ -40,19 +40,13 @@ class Padded:
 
 
 def padded(batch: Batch) -> Padded:
-    """The sentences of a batch side by side, filled up with PAD."""
-
-    def rectangle(tokens: Tensor, offsets: Tensor) -> Tensor:
-        parts = torch.tensor_split(tokens, offsets[1:-1])
-        return nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=PAD)
-
-    source, is_source = (
-        rectangle(tokens, batch.source_offsets) for tokens in (batch.source, torch.ones_like(batch.source))
+    """The sentences of a batch side by side, filled up with zeros, which are PAD."""
+    device = batch.source.device
+    sources, targets = (Packing(offsets, device=device) for offsets in (batch.source_offsets, batch.target_offsets))
+    source_padding, target_padding = sources.is_padding.to(device), targets.is_padding.to(device)
+    return Padded(
+        sources.pad(batch.source), source_padding, targets.pad(batch.target_input), ~target_padding, batch.target
     )
-    target_input, is_target = (
-        rectangle(tokens, batch.target_offsets) for tokens in (batch.target_input, torch.ones_like(batch.target))
-    )
-    return Padded(source, is_source == PAD, target_input, is_target != PAD, batch.target)
 
 
 def smoothed_loss(hidden: Tensor, embedding: Tensor, batch: Padded, label_smoothing: float) -> Tensor:

@@ -19,32 +19,24 @@ class Sheet:
     """A table with a title above it and remarks under it."""
 
     title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Mapping[str, str]]  # of the same keys: what stands above the columns
     remarks: Sequence[str] = ()
-    words: Sequence[int] = (0,)  # columns that stand to the left; numbers stand to the right
-
-    @classmethod
-    def of(
-        cls, title: str, rows: Sequence[Mapping[str, str]], remarks: Sequence[str] = (), words: Sequence[int] = (0,)
-    ) -> "Sheet":
-        """The table of rows that have the same keys: what stands above the columns."""
-        return cls(title, list(rows[0]), [list(row.values()) for row in rows], remarks, words)
+    words: Sequence[str] = ("",)  # columns that stand to the left; numbers stand to the right
 
     def terminal(self) -> Table:
         """The table without the remarks, as rich prints it."""
         shown = Table(title=self.title, title_justify="left", box=None, pad_edge=False)
-        for number, name in enumerate(self.head):
-            shown.add_column(name, justify="left" if number in self.words else "right")
+        for name in self.rows[0]:
+            shown.add_column(name, justify="left" if name in self.words else "right")
         for row in self.rows:
-            shown.add_row(*row)
+            shown.add_row(*row.values())
         return shown
 
     def markdown(self) -> str:
         """The whole as Markdown."""
-        align = ["left" if number in self.words else "right" for number in range(len(self.head))]
-        head, *rows = ([cell.replace("|", "\\|") for cell in row] for row in (self.head, *self.rows))
-        text = tabulate(rows, head, tablefmt="pipe", colalign=align, disable_numparse=True)
+        align = ["left" if name in self.words else "right" for name in self.rows[0]]
+        rows = [{name.replace("|", "\\|"): cell.replace("|", "\\|") for name, cell in row.items()} for row in self.rows]
+        text = tabulate(rows, "keys", tablefmt="pipe", colalign=align, disable_numparse=True)
         return "\n".join([f"### {self.title}", "", text, "", *(f"- {line}" for line in self.remarks), ""])
 
 
@@ -89,7 +81,7 @@ def by_line(kind: str, part: dict[str, Any]) -> Sheet:
     rounds = len(part["target_tokens"])
     counted = f"{part['units_a_round']} {unit}{'e' if unit == 'batch' else ''}s a round"
     title = f"{kind}: {counted}, median of {rounds} rounds"
-    return Sheet.of(title, rows, [padded, *verdict(part)], words=(0, 1, len(rows[0]) - 1))
+    return Sheet(title, rows, [padded, *verdict(part)], words=("", "precision", "check"))
 
 
 def by_rival(parts: dict[str, dict[str, Any]]) -> Sheet:
@@ -102,7 +94,7 @@ def by_rival(parts: dict[str, dict[str, Any]]) -> Sheet:
             row = rows.setdefault((kind, precision), {"": kind, "precision": precision, **dict.fromkeys(names, "")})
             row[line["name"]] = f"{rate:,.0f}"
     remarks = [f"{kind}: {line}" for kind, part in parts.items() for line in verdict(part)]
-    return Sheet.of("Target tokens a second", list(rows.values()), remarks, words=(0, 1))
+    return Sheet("Target tokens a second", list(rows.values()), remarks, words=("", "precision"))
 
 
 def by_layer(part: dict[str, Any]) -> list[Sheet]:
@@ -112,7 +104,8 @@ def by_layer(part: dict[str, Any]) -> list[Sheet]:
     rows = [
         {
             "layer type": line["name"],
-            **{key: line[key] for key in ("complexity", "sequential")},
+            "complexity": line["complexity"],
+            "sequential": line["sequential"],
             "max. path": line["path"],
             "steps": f"{line['steps']:,}",
             "path": f"{line['path_length']:,}",
@@ -126,7 +119,7 @@ def by_layer(part: dict[str, Any]) -> list[Sheet]:
     rounds = len(lines[0]["seconds_a_round"][0])
     alike = f"d = {sizes['d']}, r = {sizes['r']}, k = {sizes['k']}; {sizes['sequences']} sequence(s) at once"
     title = f"Table 1 measured, forward and backward in {part['precision']}, {alike}; median of {rounds} rounds"
-    table = Sheet.of(
+    table = Sheet(
         title,
         rows,
         [
@@ -136,10 +129,13 @@ def by_layer(part: dict[str, Any]) -> list[Sheet]:
             f" exponents: of n in a sequence's cost, fitted from {lengths[len(lengths) // 2]:,} to {lengths[-1]:,}",
             *_crossings(part),
         ],
-        words=(0, 1, 2, 3),
+        words=("layer type", "complexity", "sequential", "max. path"),
     )
-    times = [[line["name"], *(f"{1e6 * seconds:,.2f}" for seconds in line["seconds_a_token"])] for line in lines]
-    return [table, Sheet("µs a token, by the length of the sequence", ["n", *(f"{n:,}" for n in lengths)], times)]
+    times = []
+    for line in lines:
+        measured = zip(lengths, line["seconds_a_token"], strict=True)
+        times.append({"n": line["name"], **{f"{n:,}": f"{1e6 * seconds:,.2f}" for n, seconds in measured}})
+    return [table, Sheet("µs a token, by the length of the sequence", times, words=("n",))]
 
 
 def _crossings(part: dict[str, Any]) -> list[str]:
