@@ -129,23 +129,18 @@ def text(
     price = run.plan.price_per_hour
     shared = {turn.name: len(turn.devices) for turn in turns}
     head = ["row", "params M", "FLOP", "steps", "tokens M", "GB", "devices", "on one", "on all"]
-    head += ["cost"] if price is not None else []
     lines = []
     for row in planned:
         cells = [row.name, f"{row.parameters / 1e6:.2f}", flops.power(row.flops), f"{row.run.training.max_steps:,}"]
         cells += [f"{row.tokens / 1e6:,.1f}", f"{row.memory / GIGA:.2f}", str(shared[row.name])]
-        cells += [duration(row.seconds), duration(row.seconds / shared[row.name])]
-        lines.append(cells + ([f"{row.seconds / 3600 * price:,.2f}"] if price is not None else []))
-    total = sum(row.seconds for row in planned)
-    whole = ["all", "", flops.power(sum(row.flops for row in planned)), ""]
-    whole += [
-        f"{sum(row.tokens for row in planned) / 1e6:,.1f}",
-        "",
-        "",
-        duration(total),
-        duration(device_schedule.length(turns)),
-    ]
-    lines.append(whole + ([f"{total / 3600 * price:,.2f}"] if price is not None else []))
+        lines.append([*cells, duration(row.seconds), duration(row.seconds / shared[row.name])])
+    seconds = [*(row.seconds for row in planned), sum(row.seconds for row in planned)]
+    tokens, work = sum(row.tokens for row in planned), sum(row.flops for row in planned)
+    whole = ["all", "", flops.power(work), "", f"{tokens / 1e6:,.1f}", "", ""]
+    lines.append([*whole, duration(seconds[-1]), duration(device_schedule.length(turns))])
+    if price is not None:
+        head.append("cost")
+        lines = [[*cells, f"{each / 3600 * price:,.2f}"] for cells, each in zip(lines, seconds, strict=True)]
     align = ["left", *["right"] * (len(head) - 1)]
     table = tabulate([head, *lines], tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
     data = folders.setting(run)
