@@ -24,8 +24,12 @@ KINDS = {
     "decoder": "Decoder self-attention, masked",
     "cross": "Attention of the decoder to the encoder",
 }
-MEASURES = ("distance", "entropy", "diagonal", "beside it")
-_EXTREMES = (("nearest", "farthest"), ("sharpest", "widest"), ("least", "most"), ("least", "most"))
+MEASURES = {  # and what its least and its most are called
+    "distance": ("nearest", "farthest"),
+    "entropy": ("sharpest", "widest"),
+    "diagonal": ("least", "most"),
+    "beside it": ("least", "most"),
+}
 
 See = Callable[[str, Tensor, Tensor, Packing], None]
 """Takes the kind of a layer's attention, its weights (B, H, Q, M), uniform weights (B, 1, Q, M), and the queries."""
@@ -36,9 +40,8 @@ class Sums:
     """What adds up over the query tokens of a split."""
 
     tokens: dict[str, int]  # of each kind
-    sums: dict[
-        str, list[Tensor]
-    ]  # of each kind and layer, (H + 1, MEASURES) in float64; the last row is of uniform weights
+    # Of each kind and layer, (H + 1, MEASURES) in float64; the last row is of uniform weights
+    sums: dict[str, list[Tensor]]
 
     def means(self, kind: str) -> Tensor:
         """(layers, H + 1, MEASURES) for each query token: tokens, nats, and shares of the weight."""
@@ -121,12 +124,10 @@ def text(found: Sums) -> str:
         rows.append(("uniform", *_cells(means[0, -1].tolist())))
         head = ("head", "distance", "entropy, nats", "diagonal", "beside it")
         table = tabulate(rows, head, tablefmt="plain", stralign="right", disable_numparse=True)
-        ends = [
-            f"{which} {names[int(place)]} ({_cells(heads[int(place)].tolist())[number]})"
-            for number, (low, high) in enumerate(_EXTREMES)
-            for which, place in ((low, heads[:, number].argmin()), (high, heads[:, number].argmax()))
-        ]
-        extremes = (f"{name}: {low}, {high}" for name, low, high in zip(MEASURES, ends[::2], ends[1::2], strict=True))
+        extremes = []
+        for number, (name, (low, high)) in enumerate(MEASURES.items()):
+            least, most = (rows[int(place)] for place in (heads[:, number].argmin(), heads[:, number].argmax()))
+            extremes.append(f"{name}: {low} {least[0]} ({least[number + 1]}), {high} {most[0]} ({most[number + 1]})")
         parts.append(f"{title}, over {found.tokens[kind]:,} query tokens\n{table}\n" + "\n".join(extremes))
     return "\n\n".join(parts)
 
