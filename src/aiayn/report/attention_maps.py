@@ -5,15 +5,15 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
-from aiayn.data.encoded import Dataset
+from aiayn.data.encoded import Dataset, Pairs
 from aiayn.data.sentencepiece_bpe import BOS, EOS
+from aiayn.data.update_plan import gather
 from aiayn.evaluation import attention_heads
 from aiayn.evaluation.attention_heads import KINDS
 from aiayn.evaluation.evaluate import HeldOut, trained
@@ -89,12 +89,9 @@ def translated(model: Transformer, dataset: Dataset, config: Config, sentence: s
             f"the sentence has {len(ids)} tokens: attention draws one line of standard input, of 1 to {LONGEST - 1}"
         )
     (hypothesis,) = search(model, [ids], config.decoding, config.hardware)
-    words = [int(token) for token in hypothesis.ids][: LONGEST - 1]
-    sides = ([*ids.tolist(), EOS], [*words, EOS], [BOS, *words])
-    source, target, target_input = (torch.tensor(side) for side in sides)
-    source_offsets, target_offsets = (torch.tensor([0, len(side)]) for side in (source, target))
-    batch = Batch(source, target, target_input, source_offsets, target_offsets)
-    return batch.to(next(model.parameters()).device)
+    source, target = (np.array([*side, EOS]) for side in (ids.tolist(), hypothesis.ids[: LONGEST - 1]))
+    pair = Pairs(source, np.array([0, len(source)]), target, np.array([0, len(target)]))
+    return gather(pair, np.array([0])).to(next(model.parameters()).device)
 
 
 def _tokens(dataset: Dataset, ids: Tensor) -> list[str]:
