@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,11 @@ class Curve:
 def read(folder: Path) -> dict[str, Curve]:
     """The curves of the run in `folder`, by quantity; lines that are damaged are passed over."""
     rows = []
-    for line in _lines(folder / METRICS):
+    try:
+        lines = storage.read_lines(folder / METRICS)
+    except (OSError, storage.StorageError):
+        return {}
+    for line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -38,39 +42,30 @@ def read(folder: Path) -> dict[str, Curve]:
         if isinstance(row, dict) and _is_number(row.get("step")):
             rows.append(row)
     updates = [row for row in rows if all(_is_number(row.get(key)) for key in ("target_tokens", "seconds"))]
-    steps = _numbers([row["step"] for row in updates])
-    order = np.argsort(steps, kind="stable")
-    tokens = np.cumsum(_numbers([row["target_tokens"] for row in updates])[order])
-    minutes = _numbers([row["seconds"] for row in updates])[order] / 60
+    updates.sort(key=lambda row: float(row["step"]))
+    steps, tokens, seconds = (_column(updates, key) for key in ("step", "target_tokens", "seconds"))
     curves = {}
     for quantity in QUANTITIES:
         own = [row for row in rows if _is_number(row.get(quantity))]
         if not own or not updates:
             continue
-        at = _numbers([row["step"] for row in own])
+        at = _column(own, "step")
         # A dev measurement has no count of tokens of its own: it stands at the update after which it was made
         axes = {
             "steps": at,
-            "tokens": np.interp(at, steps[order], tokens),
-            "minutes": np.interp(at, steps[order], minutes),
+            "tokens": np.interp(at, steps, np.cumsum(tokens)),
+            "minutes": np.interp(at, steps, seconds / 60),
         }
-        curves[quantity] = _thinned(Curve(axes, _numbers([row[quantity] for row in own])))
+        curves[quantity] = _thinned(Curve(axes, _column(own, quantity)))
     return curves
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return storage.read_lines(path)
-    except (OSError, storage.StorageError):
-        return []
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
 
 
-def _numbers(values: Sequence[float]) -> Numbers:
-    return np.array(values, dtype=np.float64)
+def _column(rows: Sequence[Mapping[str, float]], key: str) -> Numbers:
+    return np.array([row[key] for row in rows], dtype=np.float64)
 
 
 def _thinned(curve: Curve) -> Curve:
