@@ -9,8 +9,7 @@ import sys
 from aiayn.config import compose, folders
 from aiayn.runs import records
 from aiayn.tables import formats, table3
-from aiayn.tables.paper_claims import KEYS, METRICS, Metric
-from aiayn.tables.table3 import DEFINITION, Line, Table
+from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, Line, Metric, Table
 from aiayn.tables.table3_columns import number_text, signed_text, value_text
 
 SCALES = ("mini", "small")

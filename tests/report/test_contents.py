@@ -37,12 +37,12 @@ def test_only_translations_of_this_corpus_and_as_many_as_its_sentences_are_count
     put(run, "a_h1", "another", 41, result_of)
     put(run, "a_h4", here, 40, result_of)
     found = contents.collect(run)
-    assert set(found.counts) == {("base", 1)}
+    assert set(found.dev.counts) == {("base", 1)}
     # Most are on the text that is here: the one on other text is in no figure, and named
     assert set(found.runs) == {("base", 1), ("a_h4", 1)}
     assert [name for name, status, _ in found.table.notes if status == "stale"] == ["a_h1 seed 1"]
-    assert found.counts["base", 1].shape == (41, 10)
-    assert (len(found.sources), len(found.references), found.missing) == (41, 41, "")
+    assert found.dev.counts["base", 1].shape == (41, 10)
+    assert (len(found.dev.sources), len(found.dev.references), found.dev.missing) == (41, 41, "")
 
 
 def test_rows_beyond_table_3_are_read_beside_the_others(run, result_of) -> None:
@@ -51,7 +51,9 @@ def test_rows_beyond_table_3_are_read_beside_the_others(run, result_of) -> None:
     assert contents.collect(run).beyond is None
     put(run, "f_no_positions", here, 41, result_of)
     found = contents.collect(run)
-    assert set(found.counts) == set(found.translations) == set(found.runs) == {("base", 1), ("f_no_positions", 1)}
+    assert (
+        set(found.dev.counts) == set(found.dev.translations) == set(found.runs) == {("base", 1), ("f_no_positions", 1)}
+    )
     assert [line.name for line in found.beyond.lines if line.finished] == ["base", "f_no_positions"]
     assert len(found.beyond_findings) == len(beyond.CLAIMS)
     assert "f_no_positions" not in [line.name for line in found.table.lines]
@@ -60,10 +62,10 @@ def test_rows_beyond_table_3_are_read_beside_the_others(run, result_of) -> None:
 def test_without_the_corpus_it_is_said_what_is_missing(run, result_of, tmp_path) -> None:
     put(run, "base", "x", 41, result_of)
     found = contents.collect(dataclasses.replace(run, prepared=str(tmp_path / "nowhere")))
-    assert found.counts == {}
-    assert "holds no prepared data" in found.missing
+    assert found.dev.counts == {}
+    assert "holds no prepared data" in found.dev.missing
     prepare(run, lambda message: None)
-    assert "no finished run has translations of the corpus" in contents.collect(run).missing
+    assert "no finished run has translations of the corpus" in contents.collect(run).dev.missing
 
 
 def test_learned_positions_are_those_of_the_newest_intact_checkpoint(run, result_of) -> None:

@@ -66,6 +66,12 @@ def counts(figures: dict[str, tuple[float, float]] = FIGURES) -> dict[tuple[str,
     return found
 
 
+def printed(counts: dict[tuple[str, int], Any], format: str, console: Console | None = None) -> str:
+    """The table with its claims, of which those on BLEU rest on these counts."""
+    table = made()
+    return formats.printed(beyond.layout(table, paper_claims.check(table, counts, beyond.CLAIMS)), format, console)
+
+
 def verdicts(table: Table, counts: dict[tuple[str, int], Any]) -> dict[tuple[str, str], str]:
     found = paper_claims.check(table, counts, beyond.CLAIMS)
     return {(finding.claim.sentence, finding.claim.metric): finding.verdict for finding in found}
@@ -92,7 +98,7 @@ def test_there_is_none_before_a_row_of_it_is_begun() -> None:
 
 
 def test_each_row_stands_beside_base_and_the_published_figure_with_its_source() -> None:
-    rows = markdown_rows(formats.printed(beyond.layout(made(), {}), "md"))
+    rows = markdown_rows(printed({}, "md"))
     assert [row["row"] for row in rows] == ["base", *schema.BEYOND]
     base = made().base.measured("dev.bleu.paper").mean
     for row, line in zip(rows, made().lines, strict=True):
@@ -112,7 +118,7 @@ def test_each_row_stands_beside_base_and_the_published_figure_with_its_source() 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_has_every_row_source_and_claim(format: str) -> None:
-    text = formats.printed(beyond.layout(made(), counts()), format, Console(width=400, file=io.StringIO()))
+    text = printed(counts(), format, Console(width=400, file=io.StringIO()))
     for name in ("base", *schema.BEYOND):
         assert name.replace("_", "\\_" if format == "latex" else "_") in text
     assert "Shaw et al. 2018, newstest2013 en-de" in text
@@ -123,7 +129,7 @@ def test_every_format_has_every_row_source_and_claim(format: str) -> None:
 
 
 def test_csv_has_every_number_in_full() -> None:
-    records = list(csv.DictReader(io.StringIO(formats.printed(beyond.layout(made(), counts()), "csv"))))
+    records = list(csv.DictReader(io.StringIO(printed(counts(), "csv"))))
     assert [record["row"] for record in records] == ["base", *schema.BEYOND]
     for record, line in zip(records, made().lines, strict=True):
         assert float(record["bleu_paper"]) == line.measured("dev.bleu.paper").mean
@@ -135,7 +141,7 @@ def test_csv_has_every_number_in_full() -> None:
 
 
 def test_a_narrow_terminal_leaves_columns_out_and_crops_the_source_last() -> None:
-    text = formats.printed(beyond.layout(made(), {}), "terminal", wide())
+    text = printed({}, "terminal", wide())
     assert "published where" in text
     assert max(map(len, text.splitlines())) <= 200
 

@@ -16,8 +16,7 @@ from aiayn.config import compose, folders
 from aiayn.config.schema import ROWS, Config
 from aiayn.runs import records
 from aiayn.runs.records import Run, row_line
-from aiayn.tables import table3
-from aiayn.tables.formats import render
+from aiayn.tables import formats, table3
 from aiayn.tables.table3 import Table
 
 FORMATS = ("terminal", "md", "csv", "latex")
@@ -68,6 +67,10 @@ def table(
 
 def paper_table(**arguments: Any) -> Table:
     return table("paper", "wmt14_en_de", **arguments)
+
+
+def render(made: Table, form: str, console: Console | None = None) -> str:
+    return formats.printed(formats.layout(made), form, console)
 
 
 def wide() -> Console:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,40 +25,30 @@ from aiayn.tables.table3 import Table
 
 
 @dataclass(frozen=True)
+class Translated:
+    """The dev set of the corpus that is here, and the translations of it by finished runs; empty where it is not."""
+
+    text: TextStatistics
+    sources: Sequence[str] = ()
+    references: Sequence[str] = ()
+    translations: Mapping[tuple[str, int], list[str]] = field(default_factory=dict)
+    counts: paper_claims.Counts = field(default_factory=dict)
+    missing: str = ""  # why there is no BLEU over sentences
+
+
+@dataclass(frozen=True)
 class Material:
     """What the page is made of, read from the run folders and the prepared corpus."""
 
     table: Table
     runs: Runs
-    translations: Mapping[tuple[str, int], list[str]]  # of finished runs on the corpus that is here, beyond Table 3 too
-    sources: list[str]
-    references: list[str]
-    counts: paper_claims.Counts
+    dev: Translated  # by the rows beyond Table 3 too
     learned: Mapping[str, Any]  # positional vectors of row E, by side
-    missing: str  # why there is no BLEU over sentences; empty when there is
     findings: Sequence[paper_claims.Finding]
     ladder: Ladder
     beyond: Table | None  # base and the rows beyond Table 3, if one of these is begun
     beyond_findings: Sequence[paper_claims.Finding]
-    layers: Mapping[
-        str, Sequence[tuple[int, float]]
-    ]  # of each layer type, (length, seconds a token); empty if unmeasured
-
-
-@dataclass(frozen=True)
-class _Corpus:
-    sha256: str
-    sources: list[str]
-    references: list[str]
-    text: TextStatistics
-
-
-@dataclass(frozen=True)
-class _Translated:
-    corpus: _Corpus | None
-    translations: Mapping[tuple[str, int], list[str]]
-    counts: paper_claims.Counts
-    missing: str
+    layers: Mapping[str, Sequence[tuple[int, float]]]  # (length, seconds a token) of each type; empty if unmeasured
 
 
 def collect(run: Config) -> Material:
@@ -66,7 +56,7 @@ def collect(run: Config) -> Material:
 
     Of the other scales on this data set, and of runs under the paper's own conditions: their figures for the ladder.
     """
-    open_corpus = cache(_corpus)
+    open_corpus = cache(_open)
     folder = folders.sweep_folder(run)
     stored = records.read_runs(folder)
     table = criteria.judged(table3.table(run, stored), folder)
@@ -86,12 +76,8 @@ def collect(run: Config) -> Material:
     return Material(
         table=table,
         runs=read,
-        translations=own.translations,
-        sources=own.corpus.sources if own.corpus else [],
-        references=own.corpus.references if own.corpus else [],
-        counts=own.counts,
+        dev=own,
         learned=_learned(table, folder),
-        missing=own.missing,
         findings=rungs[0].findings,
         ladder=Ladder.of(rungs),
         beyond=others,
@@ -113,30 +99,30 @@ def _others(run: Config) -> Iterator[Config]:
                 break
 
 
-def _corpus(folder: Path) -> _Corpus:
+def _open(folder: Path) -> tuple[str, Translated]:
+    """The SHA-256 of the corpus in a folder, and what is known of it before any run is looked at."""
     dataset = Dataset.open(folder)
     text = TextStatistics(dataset.tokenizer.vocab_size, *flops.weighted_lengths(dataset.pairs("train")))
-    return _Corpus(dataset.sha256, dataset.texts("dev", "source"), dataset.texts("dev", "target"), text)
+    return dataset.sha256, Translated(text, dataset.texts("dev", "source"), dataset.texts("dev", "target"))
 
 
-def _translated(run: Config, table: Table, open_corpus: Callable[[Path], _Corpus]) -> _Translated:
-    folder = folders.sweep_folder(run)
+def _translated(run: Config, table: Table, open_corpus: Callable[[Path], tuple[str, Translated]]) -> Translated:
     try:
-        corpus = open_corpus(folders.prepared_folder(run))
+        sha256, corpus = open_corpus(folders.prepared_folder(run))
     except (DataError, OSError) as error:
-        return _Translated(None, {}, {}, f"No paired bootstrap and no samples: {printable(str(error))}")
-    whole = table3.translations(table, folder, corpus.sha256, len(corpus.references))
+        missing = f"No paired bootstrap and no samples: {printable(str(error))}"
+        return Translated(TextStatistics(run.data.vocab_size), missing=missing)
+    whole = table3.translations(table, folders.sweep_folder(run), sha256, len(corpus.references))
     counts = {
         key: metrics.paper_counts(lines, corpus.references, run.data.target_language)
         for key, lines in progress.each(whole.items(), f"counting n-grams, scale {table.scale.name}")
     }
     missing = "" if counts else "No paired bootstrap: no finished run has translations of the corpus that is here."
-    return _Translated(corpus, whole, counts, missing)
+    return dataclasses.replace(corpus, translations=whole, counts=counts, missing=missing)
 
 
-def _rung(run: Config, table: Table, translated: _Translated) -> Rung:
-    text = translated.corpus.text if translated.corpus else TextStatistics(run.data.vocab_size)
-    return Rung(table, run, text, paper_claims.check(table, translated.counts))
+def _rung(run: Config, table: Table, translated: Translated) -> Rung:
+    return Rung(table, run, translated.text, paper_claims.check(table, translated.counts))
 
 
 def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:

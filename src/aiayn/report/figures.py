@@ -18,9 +18,8 @@ from aiayn.evaluation.metrics import bleu_of_counts
 from aiayn.paper.schedule import learning_rate
 from aiayn.report.curves import Curve
 from aiayn.report.figure_files import INK, PAPER_COLOUR, ROW, SUPTITLE
-from aiayn.runs.records import look_up
-from aiayn.tables.paper_claims import KEYS, METRICS, Counts, Metric, rank_correlation, rise
-from aiayn.tables.table3 import DEFINITION, Line, Table
+from aiayn.tables.paper_claims import Counts, rank_correlation, rise
+from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, Line, Metric, Table
 from aiayn.tables.table3_columns import signed_text, value_text
 
 Runs = Mapping[tuple[str, int], Mapping[str, Curve]]
@@ -64,7 +63,7 @@ def conditions(table: Table) -> str:
 
 def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
     """One quantity of all runs along one axis; each line is named after its row, so that a page can switch it."""
-    figure, axes = _figure(*_NARROW)
+    figure, axes = _figure(_NARROW)
     shades = colours(table)
     for (row, seed), curves in runs.items():
         if quantity in curves and row in shades:
@@ -80,7 +79,7 @@ def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
 
 def run(table: Table, runs: Runs, row: str) -> Figure:
     """Training loss and dev perplexity of one row beside base."""
-    figure, (above, below) = _figure(*_TALL, 2, across=False)
+    figure, (above, below) = _figure(_TALL, 2)
     for axes, quantity in ((above, "train/loss"), (below, "dev/ppl")):
         for (name, _seed), curves in runs.items():
             if name in ("base", row) and quantity in curves:
@@ -99,11 +98,11 @@ def group(table: Table, letter: str) -> Figure:
     lines = [line for line in table.lines if line.group in ("base", letter)]
     if letter in ("(A)", "(B)"):  # which vary one size, base's among its values
         lines.sort(key=_sizes)
-    figure, both = _figure(*_TALL, 2, across=False)
+    figure, both = _figure(_TALL, 2)
     for axes, name in zip(both, METRICS, strict=True):
         relative, percent = not table.comparable, name == "PPL" and not table.comparable
         papers = {line.name: [line.papers(name)] for line in table.lines}
-        ours = {line.name: [float(look_up(result, KEYS[name])) for result in line.finished] for line in table.lines}
+        ours = {line.name: line.values(KEYS[name]) for line in table.lines}
         for place, line in enumerate(lines):
             for at, sample, style in ((place - 0.12, papers, _PAPER), (place + 0.12, ours, _OURS)):
                 own, base = sample[line.name], sample["base"] if relative else []
@@ -123,7 +122,7 @@ def group(table: Table, letter: str) -> Figure:
 
 def ranks(table: Table, metric: Metric) -> Figure:
     """Our figure of each row against the paper's, and their rank correlation."""
-    figure, axes = _figure(*_NARROW)
+    figure, axes = _figure(_NARROW)
     shades = colours(table)
     points = {
         line.name: (line.papers(metric), found.mean)
@@ -145,7 +144,7 @@ def ranks(table: Table, metric: Metric) -> Figure:
 
 def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure:
     """BLEU of each row by the length of the source, in buckets of equally many sentences, the mean over its seeds."""
-    figure, axes = _figure(*_NARROW)
+    figure, axes = _figure(_NARROW)
     shades = colours(table)
     words = np.array(source_words)
     bounds = np.unique(np.quantile(words, np.linspace(0, 1, _LENGTH_BUCKETS + 1), method="nearest"))
@@ -181,7 +180,7 @@ def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
 
     PE(pos + k) is a rotation of PE(pos), the same for all pos, just where the angle between them depends on k alone.
     """
-    figure, (*pictures, below) = _figure(6.8, 4.0 + 1.3 * len(tables), len(tables) + 1, across=False)
+    figure, (*pictures, below) = _figure((6.8, 4.0 + 1.3 * len(tables)), len(tables) + 1)
     for axes, (name, vectors) in zip(pictures, tables.items(), strict=True):
         bound = float(np.quantile(np.abs(vectors), 0.99))
         axes.imshow(vectors.T, aspect="auto", cmap="RdBu", vmin=-bound, vmax=bound, interpolation="nearest")
@@ -200,7 +199,7 @@ def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
 
 def schedule(table: Table) -> Figure:
     """The learning rate of base and big, Eq. 3 times the scale's factor."""
-    figure, axes = _figure(*_NARROW)
+    figure, axes = _figure(_NARROW)
     for line, shade in ((table.base, INK), (table.lines[-1], PAPER_COLOUR)):
         model, training = line.trained.model, line.trained.training
         steps = np.unique(np.linspace(1, training.max_steps, 400).astype(int))
@@ -216,7 +215,7 @@ def schedule(table: Table) -> Figure:
 
 def layers(times: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     """Of each layer type of Table 1 the seconds a token, measured, against the length of the sequence."""
-    figure, axes = _figure(*_NARROW)
+    figure, axes = _figure(_NARROW)
     for marker, (name, points) in zip(itertools.cycle("osv^D"), times.items()):
         axes.plot(*zip(*points, strict=True), f"{marker}-", markersize=3, label=name)
     axes.set_xscale("log", base=2)
@@ -234,9 +233,10 @@ def with_legend(figure: Figure) -> Figure:
     return figure
 
 
-def _figure(width: float, height: float, count: int = 1, across: bool = True) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(width, height))
-    return figure, figure.subplots(1, count) if across else figure.subplots(count, 1, sharex=True)
+def _figure(size: tuple[float, float], panels: int = 1) -> tuple[Figure, Any]:
+    """A figure and its panels, one below the other; a single one by itself."""
+    figure = Figure(figsize=size)
+    return figure, figure.subplots(panels, sharex=True)
 
 
 def _name(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
@@ -279,15 +279,14 @@ def _sizes(line: Line) -> tuple[float, ...]:
 
 
 def _label(table: Table, line: Line) -> str:
-    """What the row changes, in the paper's symbols; several values where it changes several."""
+    """The first value that the row changes, in the paper's symbols."""
     if line.name == "base":
         return "base"
-    texts = [
-        f"{symbol} {value_text(line.config, section, key)}"
-        for symbol, section, key in DEFINITION
-        if value_text(line.config, section, key) != value_text(table.base.config, section, key)
-    ]
-    return texts[0] if texts else "learned"
+    for symbol, section, key in DEFINITION:
+        value = value_text(line.config, section, key)
+        if value != value_text(table.base.config, section, key):
+            return f"{symbol} {value}"
+    return "learned"
 
 
 def _measured(

@@ -20,9 +20,9 @@ from aiayn.report.contents import Material, collect
 from aiayn.runs.records import Run, look_up, printable
 from aiayn.tables import beyond, formats, paper_claims
 from aiayn.tables.ladder import MIN_UPDATES, Effect, Ladder, Rung, papers_effect
-from aiayn.tables.paper_claims import METRICS, MIN_ROWS, Metric
-from aiayn.tables.table3 import Line, Table
-from aiayn.tables.table3_columns import BLEU_TOLERANCE, Cell, Column, columns_of, rows_of, signed_text
+from aiayn.tables.paper_claims import MIN_ROWS
+from aiayn.tables.table3 import KEYS, METRICS, Line, Metric, Table
+from aiayn.tables.table3_columns import BETTER, BLEU_TOLERANCE, Cell, Column, columns_of, rows_of, signed_text
 
 SAMPLES = 6
 _GROUPS = ("(A)", "(B)", "(C)", "(D)", "(E)")
@@ -48,7 +48,7 @@ _FACTS = {
 def draw_figures(material: Material) -> dict[str, tuple[Figure, str]]:
     """Every figure by its name, with what it shows in words."""
     table, runs = material.table, material.runs
-    words = [len(line.split()) for line in material.sources]
+    words = [len(line.split()) for line in material.dev.sources]
     drawn = {
         f"curve-{quantity.replace('/', '-')}-{axis}": (
             figures.curve(table, runs, quantity, axis),
@@ -64,17 +64,16 @@ def draw_figures(material: Material) -> dict[str, tuple[Figure, str]]:
         f"ranks-{metric.lower()}": (figures.ranks(table, metric), f"our {metric} of each row against the paper's")
         for metric in METRICS
     }
-    if material.counts:
-        drawn["lengths"] = figures.lengths(table, material.counts, words), "BLEU by the length of the source"
+    if material.dev.counts:
+        drawn["lengths"] = figures.lengths(table, material.dev.counts, words), "BLEU by the length of the source"
     if others := material.beyond:
         rows = "base and the rows beyond Table 3"
         learning = figures.curve(others, runs, "dev/ppl", "steps")
         drawn["beyond-curve"] = figures.with_legend(learning), f"dev perplexity of {rows}"
-        if material.counts:
-            by_length = figures.lengths(others, material.counts, words)
+        if material.dev.counts:
+            by_length = figures.lengths(others, material.dev.counts, words)
             drawn["beyond-lengths"] = figures.with_legend(by_length), f"BLEU of {rows} by the length of the source"
-    base = table.base.trained
-    tables = {"Sinusoids (3.5)": sinusoids(64, base.model.d_model).numpy()} | dict(material.learned)
+    tables = {"Sinusoids (3.5)": sinusoids(64, table.base.trained.model.d_model).numpy()} | dict(material.learned)
     drawn["positions"] = figures.positions(tables), "positional vectors as a picture, one column a position"
     if material.ladder.rungs:
         of_ladder = "of each row at every scale against the compute of its training"
@@ -133,8 +132,8 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
         ladder=_ladder(material.ladder, table),
         margin_bleu=BLEU_TOLERANCE,
         margin_ppl=f"{100 * math.expm1(paper_claims.CLAIMS[-2].margin):.1f}",
-        bootstrap=material.missing
-        or f"Over sentences: {paper_claims.RESAMPLES} resamples of {len(material.references)}.",
+        bootstrap=material.dev.missing
+        or f"Over sentences: {paper_claims.RESAMPLES} resamples of {len(material.dev.references)}.",
         correlations=formats.rank_sentence(table),
         figures=by_kind,
         curves=zip(itertools.product(curves.AXES, curves.QUANTITIES), by_kind["curve"], strict=True),
@@ -163,16 +162,15 @@ def main(run: Config) -> None:
 
 def _beyond(material: Material) -> dict[str, Any] | None:
     """The second table as `aiayn table` prints it, and its claims; none while none of its rows is begun."""
-    made = material.beyond
-    if made is None:
+    if material.beyond is None:
         return None
-    columns = [column for column in beyond.columns(made) if column.group != "letter"]
+    layout = beyond.layout(material.beyond, material.beyond_findings).without({"letter"})
     return {
-        "title": beyond.title(made),
-        "caption": beyond.caption(made),
-        "heads": columns,
-        "rows": list(zip(made.opens, rows_of(columns), strict=True)),
-        "notes": made.notes,
+        "title": layout.title,
+        "caption": layout.caption,
+        "heads": layout.columns,
+        "rows": list(zip(layout.opens, rows_of(layout.columns), strict=True)),
+        "notes": layout.notes,
         "findings": [formats.finding_texts(found) for found in material.beyond_findings],
     }
 
@@ -187,14 +185,14 @@ def _spread(table: Table, line: Line, key: str) -> float | None:
 
 def _shade(table: Table, column: Column, line: Line) -> str:
     """How many spreads better or worse, as a class of the page; empty below one, and where no spread is known."""
-    if column.group not in ("PPL", "BLEU") or column.name != ("diff" if table.comparable else "Δ ours"):
+    metric = next((metric for metric in METRICS if metric == column.group), None)
+    if metric is None or column.name != ("diff" if table.comparable else "Δ ours"):
         return ""
-    key, better = ("dev.ppl", -1) if column.group == "PPL" else ("dev.bleu.paper", +1)
+    key = KEYS[metric]
     own, base, spread = line.measured(key), table.base.measured(key), _spread(table, line, key)
     if own is None or base is None or not spread or (line is table.base and not table.comparable):
         return ""
-    paper = line.papers(column.group)
-    gain = (own.mean - (paper if table.comparable else base.mean)) * better / spread
+    gain = (own.mean - (line.papers(metric) if table.comparable else base.mean)) * BETTER[metric] / spread
     return "" if abs(gain) < 1 else f"{'up' if gain > 0 else 'down'}{1 if abs(gain) < 2 else 2 if abs(gain) < 4 else 3}"
 
 
@@ -230,39 +228,31 @@ def _sortable(cell: Cell) -> str:
 
 def _difference(table: Table, line: Line) -> str:
     """What the row changes, in the paper's values and in those it was trained with here."""
+    base, own, small_base, small = (
+        {key: value for key, value, _ in leaves(row) if key.startswith(("model.", "training."))}
+        for row in (table.base.config, line.config, table.base.trained, line.trained)
+    )
     changes = []
-    of_base, own = (dict(_values(row.config)) for row in (table.base, line))
-    small_base, small = (dict(_values(row.trained)) for row in (table.base, line))
     for key, value in own.items():
-        if value != of_base[key]:
-            here = (
-                f" (here {small_base[key]} to {small[key]})"
-                if (small_base[key], small[key]) != (of_base[key], value)
-                else ""
-            )
-            changes.append(f"{key} from {of_base[key]} to {value}{here}")
+        if value != base[key]:
+            scaled = (small_base[key], small[key]) != (base[key], value)
+            here = f" (here {small_base[key]} to {small[key]})" if scaled else ""
+            changes.append(f"{key} from {base[key]} to {value}{here}")
     return f"Differs from base in: {'; '.join(changes)}." if changes else "The base row."
 
 
-def _values(row: Config) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value, _ in leaves(row) if key.startswith(("model.", "training."))]
-
-
 def _run(material: Material, line: Line, run: Run) -> dict[str, Any]:
-    facts = []
-    for key, name in _FACTS.items():
-        value = look_up(run.result or {}, key)
-        if value is not None:
-            facts.append((name, _text(value)))
     if run.result is None:
-        facts = [
-            ("cause", run.cause or f"{run.steps_done:,} of {line.trained.training.max_steps:,} updates"),
-            ("log", run.log),
-        ]
-    translations = material.translations.get((line.name, run.seed), [])
+        cause = run.cause or f"{run.steps_done:,} of {line.trained.training.max_steps:,} updates"
+        facts = [("cause", cause), ("log", run.log)]
+    else:
+        known = {name: look_up(run.result, key) for key, name in _FACTS.items()}
+        facts = [(name, _text(value)) for name, value in known.items() if value is not None]
+    translations = material.dev.translations.get((line.name, run.seed), [])
     places = range(0, len(translations), max(1, len(translations) // SAMPLES))[:SAMPLES]
     samples = [
-        [printable(side[place]) for side in (material.sources, material.references, translations)] for place in places
+        [printable(side[place]) for side in (material.dev.sources, material.dev.references, translations)]
+        for place in places
     ]
     status = "stale" if run in line.stale else run.status
     return {"seed": run.seed, "status": status, "facts": facts, "samples": samples}

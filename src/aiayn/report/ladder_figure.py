@@ -11,9 +11,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from aiayn.report.figure_files import INK, PAPER_COLOUR, SUPTITLE
 from aiayn.tables.ladder import Effect, Ladder, Rung, papers_effect
-from aiayn.tables.paper_claims import Metric
 from aiayn.tables.table2 import papers_compute
-from aiayn.tables.table3 import Line
+from aiayn.tables.table3 import Line, Metric
 
 _PAGE = (5.2, 10.2)
 _MARKERS = "osv^"  # of corpora

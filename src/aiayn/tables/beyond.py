@@ -1,7 +1,6 @@
 """The table of the rows beyond Table 3: base for comparison, what others published, and their claims tested."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import BEYOND, Config
@@ -9,10 +8,11 @@ from aiayn.data.encoded import Dataset
 from aiayn.data.parallel_text import DataError
 from aiayn.evaluation import metrics
 from aiayn.runs.records import Run, number_text
-from aiayn.tables import formats, paper_claims, table3
-from aiayn.tables.paper_claims import KEYS, METRICS, Claim, Counts, Finding, Metric, both
-from aiayn.tables.table3 import Line, Table
+from aiayn.tables import formats, table3
+from aiayn.tables.paper_claims import Claim, Counts, Finding, both
+from aiayn.tables.table3 import KEYS, METRICS, Line, Metric, Table
 from aiayn.tables.table3_columns import (
+    DIGITS,
     Cell,
     Column,
     definition_cells,
@@ -25,7 +25,6 @@ from aiayn.tables.table3_columns import (
 
 PARTS = ("kind", "positions", "scores", "residual")
 SIZES = (("N", "num_layers"), ("h", "num_heads"), ("d_k", "d_k"), ("P_drop", "dropout"))
-DIGITS: dict[Metric, int] = {"PPL": 2, "BLEU": 1}
 # Of base's BLEU: Shaw et al. lose 13.3 of 25.8 without positions, and to lose 10 of 25 leaves so much
 FAR = 0.6
 
@@ -59,43 +58,45 @@ def counts_of(run: Config, made: Table) -> Counts:
     return {key: metrics.paper_counts(lines, references, run.data.target_language) for key, lines in found.items()}
 
 
-def layout(made: Table, counts: Counts) -> formats.Layout:
+def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
     """The table as it is printed, its claims below it."""
-    findings = paper_claims.check(made, counts, CLAIMS)
-    effects = {metric: _effects(made, metric) for metric in METRICS}
-    records = [
-        formats.record(made, line, _definition(line), _others(line, findings, {m: effects[m][n] for m in METRICS}))
-        for n, line in enumerate(made.lines)
-    ]
-    claims = [_claim(found) for found in findings]
-    return formats.Layout(title(made), caption(made), columns(made), made.opens, made.notes, records, claims)
-
-
-def title(made: Table) -> str:
-    """What stands above the table."""
     finished = f"{made.finished} of {len(made.lines)} rows finished"
-    return f"Beyond Table 3 at scale {made.scale.name} on {made.data}, base for comparison: {finished}"
-
-
-def caption(made: Table) -> str:
-    """The sentences without which the figures would mislead."""
-    sentences = [
+    title = f"Beyond Table 3 at scale {made.scale.name} on {made.data}, base for comparison: {finished}"
+    caption = [
         *formats.conditions(made),
         "Δ is a row minus base. Published figures were made under the conditions beside them: compare effects.",
         *formats.seeds_and_units(made),
         f"Falls far: to less than {FAR:g} of base's BLEU."
         " Not worse: by no more than what counts as the same in Table 3's claims.",
     ]
-    return " ".join(sentence for sentence in sentences if sentence)
+    effects = {metric: _effects(made, metric) for metric in METRICS}
+    claims = [(found.claim.rows, _claim_text(found)) for found in findings]
+    records = []
+    for number, line in enumerate(made.lines):
+        parts = {key: getattr(line.config.model, key) for key in PARTS}
+        published = {f"published_{metric.lower()}": line.published(metric) for metric in METRICS}
+        definition = {**parts, **published, "published_where": _source(line)}
+        others = {f"effect_{metric.lower()}": effects[metric][number] for metric in METRICS}
+        about = "; ".join(text for rows, text in claims if line.name in rows)
+        records.append(formats.record(made, line, definition, {**others, "claims": about}))
+    return formats.Layout(
+        title,
+        " ".join(filter(None, caption)),
+        _columns(made, effects),
+        made.opens,
+        made.notes,
+        records,
+        [text for _, text in claims],
+    )
 
 
-def columns(made: Table) -> list[Column]:
-    """The columns of the printed table, from left to right; the source of a published figure comes last."""
+def _columns(made: Table, effects: Mapping[Metric, Sequence[float | None]]) -> list[Column]:
+    """From left to right; the source of a published figure comes last."""
     lines = made.lines
-    own: dict[Metric, list[Column]] = {
+    own = {
         metric: [
             Column(metric, "ours", [measured_cell(line.measured(KEYS[metric]), DIGITS[metric]) for line in lines]),
-            Column(metric, "Δ", [signed_cell(effect, DIGITS[metric], "") for effect in _effects(made, metric)]),
+            Column(metric, "Δ", [signed_cell(effect, DIGITS[metric], "") for effect in effects[metric]]),
         ]
         for metric in METRICS
     }
@@ -122,18 +123,7 @@ def _source(line: Line) -> str:
     return line.config.published.where or "Vaswani et al. 2017, newstest2013 en-de, Table 3"
 
 
-def _definition(line: Line) -> dict[str, Any]:
-    parts = {key: getattr(line.config.model, key) for key in PARTS}
-    figures = {f"published_{metric.lower()}": line.published(metric) for metric in METRICS}
-    return {**parts, **figures, "published_where": _source(line)}
-
-
-def _others(line: Line, findings: Sequence[Finding], effects: Mapping[Metric, float | None]) -> dict[str, Any]:
-    claims = "; ".join(_claim(found) for found in findings if line.name in found.claim.rows)
-    return {**{f"effect_{metric.lower()}": effects[metric] for metric in METRICS}, "claims": claims}
-
-
-def _claim(found: Finding) -> str:
+def _claim_text(found: Finding) -> str:
     texts = formats.finding_texts(found)
     figures = f"published {texts['paper']}, ours {texts['ours']}"
     if found.p is not None:

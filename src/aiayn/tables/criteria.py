@@ -78,7 +78,7 @@ def behaviour(run: Run, line: Line, metrics: Path) -> Behaviour:
     first, fifth, last = (_mean(nats, updates, *part) for part in ((0, 0.01), (0.19, 0.2), (0.9, 1)))
     twentieths = [_mean(nats, updates, i / 20, (i + 1) / 20) for i in range(20)]
     low, high = look_up(result, "dev.bleu_ci95")
-    logarithms = [math.log(look_up(other, "dev.ppl")) for other in line.finished]
+    logarithms = [math.log(ppl) for ppl in line.values("dev.ppl")]
     return {
         "epochs": result["epochs"],
         "fall %": 100 * (1 - look_up(result, "dev.ppl") / before[-1]) if before else math.nan,

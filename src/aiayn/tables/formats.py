@@ -16,8 +16,8 @@ from tabulate import tabulate
 
 from aiayn.config.schema import ConfigError
 from aiayn.runs.records import PAPER_DATA, factors, look_up, unlike
-from aiayn.tables.paper_claims import METRICS, MIN_ROWS, Finding, rank_correlation
-from aiayn.tables.table3 import DEFINITION, Line, Table
+from aiayn.tables.paper_claims import MIN_ROWS, Finding, rank_correlation
+from aiayn.tables.table3 import DEFINITION, METRICS, Line, Table
 from aiayn.tables.table3_columns import STATUS, Cell, Column, columns_of, rows_of, signed_text, value_text
 
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
@@ -41,11 +41,6 @@ class Layout:
         """The same without some groups of columns."""
         kept = [column for column in self.columns if column.group not in groups]
         return dataclasses.replace(self, columns=kept)
-
-
-def render(table: Table, format: str, console: Console | None = None) -> str:
-    """Table 3 as text in a format: see `printed`."""
-    return printed(layout(table), format, console)
 
 
 def layout(table: Table) -> Layout:

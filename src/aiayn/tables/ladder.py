@@ -9,9 +9,9 @@ import numpy as np
 from aiayn.config.schema import Config
 from aiayn.cost import flops
 from aiayn.runs.records import look_up
-from aiayn.tables.paper_claims import KEYS, Finding, Metric, rise
+from aiayn.tables.paper_claims import Finding, figures, rise
 from aiayn.tables.table2 import papers_compute
-from aiayn.tables.table3 import Line, Table
+from aiayn.tables.table3 import Line, Metric, Table
 
 MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an effect says nothing
 
@@ -57,6 +57,11 @@ class Rung:
         tokens = training.max_steps * training.tokens_per_update
         return self._flops(self.table.base, tokens, tokens)
 
+    @property
+    def short(self) -> bool:
+        """Whether base trains for too few updates to say anything."""
+        return self.table.base.trained.training.max_steps < MIN_UPDATES
+
     def compute(self, line: Line) -> float | None:
         """What a row's training computed in FLOPs, from the tokens its updates held; the mean over its seeds."""
         tokens = [(look_up(result, "source_tokens"), look_up(result, "target_tokens")) for result in line.finished]
@@ -69,7 +74,7 @@ class Rung:
     def effect(self, line: Line, metric: Metric) -> Effect | None:
         """A row's effect; None of base itself, and where the row or base has no finished seed."""
         base = self.table.base
-        samples = {row.name: [_figure(result, metric) for result in row.finished] for row in (line, base)}
+        samples = {row.name: figures(row, metric) for row in (line, base)}
         if line is base or not all(samples.values()):
             return None
         found = rise(samples, {base.name: -1.0, line.name: 1.0})
@@ -92,12 +97,8 @@ class Ladder:
     @classmethod
     def of(cls, rungs: Sequence[Rung]) -> "Ladder":
         """The ladder of these tables."""
-        kept: list[Rung] = []
-        left_out: list[Rung] = []
-        for rung in sorted(rungs, key=lambda rung: rung.planned):
-            short = rung.table.base.trained.training.max_steps < MIN_UPDATES
-            (left_out if short else kept).append(rung)
-        return cls(tuple(kept), tuple(left_out))
+        ordered = sorted(rungs, key=lambda rung: rung.planned)
+        return cls(tuple(rung for rung in ordered if not rung.short), tuple(rung for rung in ordered if rung.short))
 
 
 def papers_effect(line: Line, base: Line, metric: Metric) -> Effect:
@@ -105,9 +106,3 @@ def papers_effect(line: Line, base: Line, metric: Metric) -> Effect:
     own, theirs = line.papers(metric), base.papers(metric)
     value = math.log(own / theirs) if metric == "PPL" else own - theirs
     return Effect(value, None, papers_compute(line.config))
-
-
-def _figure(result: dict[str, object], metric: Metric) -> float:
-    value = float(look_up(result, KEYS[metric]))
-    # Perplexities of other texts and vocabularies differ in size: a ratio can be compared, a difference cannot
-    return math.log(max(value, 1e-9)) if metric == "PPL" else value

@@ -11,13 +11,9 @@ import numpy.typing as npt
 from scipy import stats
 
 from aiayn.evaluation.metrics import bleu_of_counts
-from aiayn.runs.records import look_up
-from aiayn.tables.table3 import Line, Table
+from aiayn.tables.table3 import KEYS, METRICS, Line, Metric, Table
 from aiayn.tables.table3_columns import BLEU_TOLERANCE, PPL_TOLERANCE
 
-Metric = Literal["PPL", "BLEU"]
-METRICS: tuple[Metric, ...] = ("PPL", "BLEU")
-KEYS: dict[Metric, str] = {"PPL": "dev.ppl", "BLEU": "dev.bleu.paper"}
 Verdict = Literal["reproduced", "contradicted", "undecided"]
 
 # Of the verdicts on a page so large a share may be wrong; as often may a confidence interval miss.
@@ -158,10 +154,7 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
 def rank_correlation(table: Table, metric: Metric) -> Correlation | None:
     """Spearman's rho between the paper's figures and ours over the finished rows; None below `MIN_ROWS` of them."""
     finished = [line for line in table.lines if line.finished]
-    return correlation(
-        [line.papers(metric) for line in finished],
-        [[float(look_up(result, KEYS[metric])) for result in line.finished] for line in finished],
-    )
+    return correlation([line.papers(metric) for line in finished], [line.values(KEYS[metric]) for line in finished])
 
 
 def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> Correlation | None:
@@ -232,14 +225,16 @@ def _power(distance: float, level: float, *, error: float, freedom: float) -> fl
     return float(stats.nct.sf(stats.t.isf(level, freedom), freedom, distance / error))
 
 
-def _quality(result: Mapping[str, object], metric: Metric) -> float:
-    value = float(look_up(dict(result), KEYS[metric]))
-    # In nats a token: the same factor of perplexity counts the same at every scale
-    return value if metric == "BLEU" else -math.log(max(value, 1e-9))
+def figures(line: Line, metric: Metric) -> list[float]:
+    """BLEU, or ln PPL, of each finished seed of a row."""
+    values = line.values(KEYS[metric])
+    # The same factor of perplexity counts the same at every scale and with every vocabulary, a difference does not
+    return values if metric == "BLEU" else [math.log(max(value, 1e-9)) for value in values]
 
 
 def _samples(claim: Claim, lines: Mapping[str, Line]) -> dict[str, list[float]]:
-    return {row: [_quality(result, claim.metric) for result in lines[row].finished] for row in claim.rows}
+    sign = 1 if claim.metric == "BLEU" else -1
+    return {row: [sign * value for value in figures(lines[row], claim.metric)] for row in claim.rows}
 
 
 def _p_values(claim: Claim, found: Rise) -> tuple[float, float]:

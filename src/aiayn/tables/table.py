@@ -2,12 +2,10 @@
 
 import sys
 
-from rich.console import Console
-
 from aiayn.config import folders
 from aiayn.config.schema import Config
 from aiayn.runs import records
-from aiayn.tables import beyond, criteria, formats, table3
+from aiayn.tables import beyond, criteria, formats, paper_claims, table3
 
 
 def main(run: Config) -> None:
@@ -17,8 +15,8 @@ def main(run: Config) -> None:
     table = criteria.judged(table3.table(run, runs), folder)
     layouts = [formats.layout(table)]
     if others := beyond.table(run, runs):
-        layouts.append(beyond.layout(others, beyond.counts_of(run, others)))
-    texts = [formats.printed(layout, run.format, Console() if run.format == "terminal" else None) for layout in layouts]
-    sys.stdout.write("\n".join(text if text.endswith("\n") else text + "\n" for text in texts))
+        findings = paper_claims.check(others, beyond.counts_of(run, others), beyond.CLAIMS)
+        layouts.append(beyond.layout(others, findings))
+    sys.stdout.write("\n".join(formats.printed(layout, run.format) for layout in layouts))
     if not runs and (precisions := folders.in_other_precisions(run)):
-        print(f"aiayn: {folders.sweep_folder(run)} has no runs{precisions}", file=sys.stderr)
+        print(f"aiayn: {folder} has no runs{precisions}", file=sys.stderr)

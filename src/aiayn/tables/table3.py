@@ -7,11 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import BEYOND, ROWS, Config, Scale, meaning
 from aiayn.runs.records import OF_ROW, SHARED, Run, changed, comparable, look_up, place_in_result, printable, row_group
+
+Metric = Literal["PPL", "BLEU"]
+METRICS: tuple[Metric, ...] = ("PPL", "BLEU")
+KEYS: dict[Metric, str] = {"PPL": "dev.ppl", "BLEU": "dev.bleu.paper"}
 
 # The columns that say what a row is: (the paper's symbol, section of the config, field).
 DEFINITION = (
@@ -55,13 +59,13 @@ class Line:
         """The paper's letter for the row's group; base and big stand alone."""
         return row_group(self.name)
 
-    def papers(self, metric: str) -> float:
-        """The row's own figure in Table 3, `PPL` or `BLEU`."""
+    def papers(self, metric: Metric) -> float:
+        """The row's own figure in Table 3."""
         value = self.config.paper.ppl if metric == "PPL" else self.config.paper.bleu
         assert value is not None, f"{self.name} is no row of Table 3"
         return value
 
-    def published(self, metric: str) -> float | None:
+    def published(self, metric: Metric) -> float | None:
         """The paper's figure for the row, or of a row beyond Table 3 what others published, if they did."""
         theirs = self.config.published if self.name in BEYOND else self.config.paper
         return theirs.ppl if metric == "PPL" else theirs.bleu
@@ -96,9 +100,13 @@ class Line:
                 notes.append((run, "half-done", f"{run.steps_done:,} of {self.trained.training.max_steps:,} steps"))
         return [(f"{self.name} seed {run.seed}", status, printable(detail)) for run, status, detail in notes]
 
+    def values(self, key: str) -> list[float]:
+        """A figure of the row's results, by its dotted key: one for each finished seed."""
+        return [float(look_up(result, key)) for result in self.finished]
+
     def measured(self, key: str) -> Measured | None:
-        """A figure of the row's results, by its dotted key; None when no seed is finished."""
-        values = [float(look_up(result, key)) for result in self.finished]
+        """The same over the seeds; None when none is finished."""
+        values = self.values(key)
         if not values:
             return None
         return Measured(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)

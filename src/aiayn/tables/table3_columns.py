@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 from aiayn.config.schema import Config
 from aiayn.runs.records import number_text
-from aiayn.tables.table3 import DEFINITION, Line, Measured, Table
+from aiayn.tables.table3 import DEFINITION, KEYS, Line, Measured, Metric, Table
 
 # Published base models spread over 0.8 BLEU on newstest2013; from base to A h=1, Table 3 loses 0.37 PPL for 0.9 BLEU.
 BLEU_TOLERANCE, PPL_TOLERANCE = 0.4, 0.16
+TOLERANCES: dict[Metric, float] = {"PPL": PPL_TOLERANCE, "BLEU": BLEU_TOLERANCE}
+BETTER: dict[Metric, int] = {"PPL": -1, "BLEU": +1}
+DIGITS: dict[Metric, int] = {"PPL": 2, "BLEU": 1}
 # How a run that is not finished stands out.
 STATUS = {"failed": "far", "stale": "near", "half-done": "near", "missing": "weak"}
 
@@ -55,8 +58,8 @@ def columns_of(table: Table) -> list[Column]:
     columns = [
         *name_columns(table),
         *(Column("definition", symbol, definition_cells(table, section, key)) for symbol, section, key in DEFINITION),
-        *_metric(table, "PPL", [line.papers("PPL") for line in lines], "dev.ppl", 2, PPL_TOLERANCE, -1),
-        *_metric(table, "BLEU", [line.papers("BLEU") for line in lines], "dev.bleu.paper", 1, BLEU_TOLERANCE, +1),
+        *_metric(table, "PPL"),
+        *_metric(table, "BLEU"),
         Column("params", "paper", [Cell(str(line.config.paper.params_millions or "")) for line in lines]),
         Column("params", "40 960", [params_cell(line, "params_at_40960_rows") for line in lines]),
         Column("params", "ours", [params_cell(line, "params") for line in lines]),
@@ -89,24 +92,24 @@ def value_text(config: Config, section: str, key: str) -> str:
     return f"{value // 1000}K" if key == "max_steps" and value % 1000 == 0 else str(value)
 
 
-def _metric(
-    table: Table, group: str, paper: list[float], key: str, digits: int, tolerance: float, better: int
-) -> list[Column]:
+def _metric(table: Table, metric: Metric) -> list[Column]:
     """The paper's column, ours and the difference; under other conditions also both effects: a row minus its base."""
-    measured = [line.measured(key) for line in table.lines]
+    digits, tolerance = DIGITS[metric], TOLERANCES[metric]
+    paper = [line.papers(metric) for line in table.lines]
+    measured = [line.measured(KEYS[metric]) for line in table.lines]
     ours = [None if value is None else value.mean for value in measured]
-    paper_column = Column(group, "paper", [Cell(number_text(value, digits)) for value in paper])
-    our_column = Column(group, "ours", [measured_cell(value, digits) for value in measured])
+    paper_column = Column(metric, "paper", [Cell(number_text(value, digits)) for value in paper])
+    our_column = Column(metric, "ours", [measured_cell(value, digits) for value in measured])
     gaps = [None if mine is None else mine - theirs for mine, theirs in zip(ours, paper, strict=True)]
-    styles = [_nearness(gap, tolerance, better) if table.comparable else "weak" for gap in gaps]
+    styles = [_nearness(gap, tolerance, BETTER[metric]) if table.comparable else "weak" for gap in gaps]
     differences = [signed_cell(gap, digits, style) for gap, style in zip(gaps, styles, strict=True)]
-    compared = [paper_column, our_column, Column(group, "diff", differences)]
+    compared = [paper_column, our_column, Column(metric, "diff", differences)]
     if table.comparable:
         return compared
     effects = list(zip(table.effects(paper), table.effects(ours), strict=True))
     their_cells = [signed_cell(theirs, digits, "") for theirs, _ in effects]
     our_cells = [signed_cell(mine, digits, _agreement(mine, theirs, tolerance)) for theirs, mine in effects]
-    return [*compared, Column(group, "Δ paper", their_cells), Column(group, "Δ ours", our_cells)]
+    return [*compared, Column(metric, "Δ paper", their_cells), Column(metric, "Δ ours", our_cells)]
 
 
 def _nearness(difference: float | None, tolerance: float, better: int) -> str:
