@@ -15,22 +15,19 @@ from aiayn.paper.layers import sinusoids
 from aiayn.report import figures
 from aiayn.report.curves import Curve
 from aiayn.report.figure_files import style
-from aiayn.runs.records import Run
-from aiayn.tables import table3
 from aiayn.tables.table3 import Table
+from tests.tables.test_formats import table as made_up
 
 
 def table(scale: str, data: str, seeds: int) -> Table:
     """Made-up results in which each seed adds 1 % of perplexity and 0.1 BLEU."""
-    run = compose.compose_row(f"scale={scale}", f"data={data}")
-    runs = []
-    for row, line in compose.rows().items():
-        trained = compose.row(row, run)
-        for seed in range(seeds):
-            dev = {"ppl": line.paper.ppl * 2 * (1 + seed / 100), "bleu": {"paper": line.paper.bleu + seed / 10}}
-            result: dict[str, Any] = {"config": dataclasses.asdict(trained), "dev": dev}
-            runs.append(Run(row, seed, "finished", "", result, 1))
-    return table3.table(run, runs)
+    return made_up(
+        scale,
+        data,
+        range(seeds),
+        ppl=lambda row, seed: row.paper.ppl * 2 * (1 + seed / 100),
+        bleu=lambda row, seed: row.paper.bleu + seed / 10,
+    )
 
 
 def points(figure: Figure, panel: int, marker: str) -> list[float]:

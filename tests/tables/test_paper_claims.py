@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,27 +12,23 @@ from scipy import stats
 
 from aiayn.config import compose
 from aiayn.evaluation.metrics import bleu, paper_counts
-from aiayn.runs.records import Run
-from aiayn.tables import paper_claims, table3
+from aiayn.tables import paper_claims
 from aiayn.tables.paper_claims import CLAIMS, Claim, Finding
 from aiayn.tables.table3 import Table
+from tests.tables.test_formats import table as made_up
 
 Figure = Callable[[str, int], float]
 
-RUN = compose.compose_row("scale=mini")
 WORDS = ["der", "die", "das", "ein", "eine", "Licht", "Raum", "Haus", "Tür", "Fenster", "an", "aus", "auf", "zu"]
 
 
 def table(seeds: int, ppl: Figure, score: Figure) -> Table:
     """Made-up results of all rows under so many seeds."""
-    runs = []
-    for row in compose.ROWS:
-        trained = compose.row(row, RUN)
-        for seed in range(1, seeds + 1):
-            dev = {"ppl": ppl(row, seed), "bleu": {"paper": score(row, seed)}}
-            result: dict[str, Any] = {"config": dataclasses.asdict(trained), "dev": dev}
-            runs.append(Run(row, seed, "finished", "", result, 1))
-    return table3.table(RUN, runs)
+    return made_up(
+        seeds=range(1, seeds + 1),
+        ppl=lambda row, seed: ppl(row.experiment, seed),
+        bleu=lambda row, seed: score(row.experiment, seed),
+    )
 
 
 def noise(seed: int, size: float = 0.01) -> Callable[[], float]:
