@@ -85,6 +85,13 @@ def test_every_search_finds_the_same_outputs_of_the_same_length(model, beam_size
         assert {len(ids) for ids in decode(sources, beam_size)} == {length}, name
 
 
+def test_rivals_and_their_gradients_are_where_the_model_is(model):
+    """On `meta`, which every machine has, in place of a GPU."""
+    for name, rival in rivals.trainable(model.to("meta")).items():
+        tensors = [*rival.state_dict().values(), *rivals.gradients_of(model, name).values()]
+        assert {tensor.device.type for tensor in tensors} == {"meta"}, name
+
+
 def test_learned_positions_leave_marian_out_and_nobody_else(run):
     sizes = dataclasses.asdict(run.model) | {"positions": "learned"}
     model = accelerate(transformer(**sizes, max_length=23, vocab_size=VOCABULARY).eval())

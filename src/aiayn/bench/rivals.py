@@ -90,6 +90,7 @@ class TorchTransformer(nn.Module):
         self.register_buffer("target_positions", positions(model.target_positions))
         self.source_positions: Tensor
         self.target_positions: Tensor
+        self.to(model.embedding.weight.device)
         self.load_state_dict(torch_state(model), strict=False)
 
     def encode(self, source: Tensor, source_padding: Tensor | None) -> Tensor:

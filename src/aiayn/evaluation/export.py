@@ -141,7 +141,7 @@ def ctranslate2_spec(model: Transformer, subwords: list[str]) -> Any:
 
 
 def marian(model: Transformer) -> Any:
-    """The model as transformers' MarianMTModel, in evaluation mode.
+    """The model as transformers' MarianMTModel, in evaluation mode and on the same device.
 
     Marian has all sines first, so everything of width d_model changes its order; a saved one comes back with 1e-5 for
     epsilon in its norms. Raises ConfigError for a row that Marian cannot hold.
@@ -179,6 +179,7 @@ def marian(model: Transformer) -> Any:
             forced_eos_token_id=None,
         )
     ).eval()
+    converted.to(model.embedding.weight.device)
     order = torch.arange(model.d_model).view(-1, 2).t().flatten()  # sines and cosines alternate here
     embedding = model.embedding.weight[:, order]
     state = {"model.shared.weight": embedding, "lm_head.weight": embedding}
