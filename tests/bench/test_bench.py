@@ -1,7 +1,9 @@
 """`aiayn bench`: what is asked for is measured, printed and written, every number. No test judges a time."""
 
+import gc
 import json
 import re
+import weakref
 
 import pytest
 import torch
@@ -135,6 +137,19 @@ def test_a_gpu_that_is_not_there_is_refused_in_one_line(toy, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(schema.ConfigError, match="torch sees no GPU here"):
         bench.main(compose.compose_row(*toy, *GPU))
+
+
+def test_on_a_gpu_a_part_begins_without_the_models_of_the_part_before(toy_run):
+    class Model:
+        pass
+
+    model = Model()
+    model.itself = model  # as every accelerated layer holds itself
+    left = weakref.ref(model)
+    del model
+    bench.apart(lambda run: None, schema.vary(toy_run, hardware={"accelerator": "gpu"}))
+    gc.collect()
+    assert left() is None
 
 
 @pytest.mark.gpu

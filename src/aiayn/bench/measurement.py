@@ -1,6 +1,7 @@
 """A short training as `aiayn train` does it, through Lightning and all: its pace and its memory."""
 
 import contextlib
+import gc
 import io
 import multiprocessing
 import os
@@ -114,8 +115,10 @@ def sentences(run: Config) -> Pairs:
 def measure(run: Config) -> Point:
     """The pace and memory of a training in this process; it ends `bench.seconds` after the warm-up."""
     train.quieten()
-    compute_with(run.hardware.threads)
     gpu = run.hardware.accelerator == "gpu"
+    if gpu:
+        gc.collect()  # models measured before: compute_with would have the collector pass them over for ever
+    compute_with(run.hardware.threads)
     if run.hardware.compile:
         torch.compiler.reset()  # or what it keeps of other models would count against this one
     if gpu:
