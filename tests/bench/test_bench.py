@@ -153,6 +153,7 @@ def test_on_a_gpu_a_part_begins_without_the_models_of_the_part_before(toy_run):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # torch's compiler asks a rival's memory, which is no leaf, for its .grad
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.usefixtures("signals")
 def test_on_a_gpu_every_part_is_measured(digits, tmp_path, monkeypatch):
