@@ -116,6 +116,11 @@ def test_table_1_has_the_papers_orders_what_was_found_and_both_ends_of_the_measu
     assert times.rows[1] == {"n": "two", "16": "2.00", "32": "2.00", "64": "1.00"}
 
 
+def test_table_1_names_the_precision_in_which_cudnn_computes_lstms():
+    assert not any("fp16" in remark for remark in sheets.by_layer(LAYERS)[0].remarks)
+    assert any("Recurrent in fp16" in remark for remark in sheets.by_layer({**LAYERS, "precision": "bf16"})[0].remarks)
+
+
 def test_the_crossing_is_given_as_measured_as_counted_and_by_the_orders_and_may_be_nowhere():
     measured, counted = sheets.by_layer(LAYERS)[0].remarks[-2:]
     assert "measured from n = 45 on (it is 2.00 x as fast at 16, 0.25 x at 64)" in measured

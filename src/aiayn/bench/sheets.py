@@ -127,6 +127,8 @@ def by_layer(part: dict[str, Any]) -> list[Sheet]:
             f" steps and path: found at n = {lengths[-1]:,}, the path by breadth-first search over gradients",
             "MFLOP and µs: of a token, in sequences of so many tokens;"
             f" exponents: of n in a sequence's cost, fitted from {lengths[len(lengths) // 2]:,} to {lengths[-1]:,}",
+            # ATen/cudnn/AutocastRNN.cpp
+            *(["Recurrent in fp16: cuDNN takes it for LSTMs under autocast"] if part["precision"] == "bf16" else []),
             *_crossings(part),
         ],
         words=("layer type", "complexity", "sequential", "max. path"),
