@@ -10,10 +10,9 @@ from aiayn.config import compose, folders
 from aiayn.runs import records
 from aiayn.tables import formats, table3
 from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, Line, Metric, Table
-from aiayn.tables.table3_columns import number_text, signed_text, value_text
+from aiayn.tables.table3_columns import DIGITS, number_text, signed_text, value_text
 
 SCALES = ("mini", "small")
-DIGITS = {"PPL": 2, "BLEU": 1}
 
 
 def definition(table: Table, line: Line) -> str:

@@ -1,7 +1,6 @@
 """`aiayn bench`: ours and the rivals' in turn, how training grows, its profile, Table 1; tables and all numbers."""
 
 import dataclasses
-import gc
 import platform
 import shlex
 import sys
@@ -125,7 +124,6 @@ def apart(measure: Callable[..., Any], run: Config, *given: Any) -> Any:
     Memory that one part has left would slow the next: the processes of a search are forked from the one that measures.
     """
     if run.hardware.accelerator == "gpu":
-        gc.collect()  # models of the part before: compute_with would have the collector pass them over for ever
         return _measured(measure, run, *given)
     with processes(1) as pool:
         return pool.submit(_measured, measure, run, *given).result()

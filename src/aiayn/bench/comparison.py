@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from aiayn.bench import rivals
-from aiayn.bench.contestants import OUTPUT_LENGTH, Contestant, random_updates, searchers, settle, trainers
+from aiayn.bench.contestants import OUTPUT_LENGTH, Contestant, random_updates, searchers, synchronize, trainers
 from aiayn.bench.rivals import SENTENCES
 from aiayn.config.schema import Config
 from aiayn.core import signals
@@ -28,7 +28,7 @@ def take_turns(contestants: list[Contestant], rounds: int, device: str) -> None:
         for contestant in contestants:
             began = time.perf_counter()
             contestant.run(number)
-            settle(device)
+            synchronize(device)
             taken = time.perf_counter() - began
             if number:
                 contestant.seconds_a_round.append(taken)
@@ -81,7 +81,7 @@ def profiled(config: Config, precision: str) -> str:
     trainer.run(0)
     with torch.profiler.profile() as profiler:
         trainer.run(1)
-        settle(config.hardware.device)
+        synchronize(config.hardware.device)
     longest = "self_device_time_total" if config.hardware.accelerator == "gpu" else "self_cpu_time_total"
     return profiler.key_averages().table(sort_by=longest, row_limit=PROFILED)  # type: ignore[no-any-return]
 

@@ -47,12 +47,12 @@ class Contestant:
     warm_up_seconds: float = 0.0  # before the first round that counts, whatever it compiles included
 
     def line(self) -> dict[str, Any]:
-        """What is written of it."""
+        """Its fields as they are written to JSON."""
         return {name: value for name, value in vars(self).items() if name != "run"}
 
 
-def settle(device: str) -> None:
-    """Waits until a GPU has done what it was given."""
+def synchronize(device: str) -> None:
+    """Waits for the kernels of a GPU."""
     if device == "cuda":
         torch.cuda.synchronize()
 

@@ -1,7 +1,6 @@
 """A short training as `aiayn train` does it, through Lightning and all: its pace and its memory."""
 
 import contextlib
-import gc
 import io
 import multiprocessing
 import os
@@ -20,7 +19,7 @@ from typing import Any, cast
 
 import torch
 
-from aiayn.bench.contestants import settle, synthetic_pairs
+from aiayn.bench.contestants import synchronize, synthetic_pairs
 from aiayn.config.schema import Config, vary
 from aiayn.core import signals
 from aiayn.cost import flops
@@ -91,24 +90,24 @@ class Stopwatch(Record):
         super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
         done = batch.number + 1
         if done == 1:
-            settle(module.device.type)
+            synchronize(module.device.type)
             self.first = time.perf_counter() - self.entered
         if done > WARM_UP:
             self.updates += 1
             if self.updates >= FEWEST and time.perf_counter() - self.began >= self.limit:
                 self.outside = time.perf_counter() - self.began - self.inside
-                settle(module.device.type)
+                synchronize(module.device.type)
                 self.taken = time.perf_counter() - self.began
                 raise Enough
         elif done == WARM_UP:
             self.together()
-            settle(module.device.type)
+            synchronize(module.device.type)
             self.source_tokens = self.target_tokens = 0
             self.inside, self.began = 0.0, time.perf_counter()
 
 
 def sentences(run: Config) -> Pairs:
-    """Random ones for many updates: what an epoch leaves over for its last one is little among them."""
+    """Random sentence pairs for so many updates that an epoch's last, smaller update hardly counts."""
     return synthetic_pairs(run, 100 + int(60 * run.training.tokens_per_update / run.bench.mean_length))
 
 
@@ -116,8 +115,6 @@ def measure(run: Config) -> Point:
     """The pace and memory of a training in this process; it ends `bench.seconds` after the warm-up."""
     train.quieten()
     gpu = run.hardware.accelerator == "gpu"
-    if gpu:
-        gc.collect()  # models measured before: compute_with would have the collector pass them over for ever
     compute_with(run.hardware.threads)
     if run.hardware.compile:
         torch.compiler.reset()  # or what it keeps of other models would count against this one

@@ -15,7 +15,10 @@ def compute_with(threads: int) -> None:
     torch.set_num_threads(threads)
     # torch's default for LSTMs and convolutions is TF32; products have float32 as it is
     torch.backends.cudnn.allow_tf32 = False
-    gc.freeze()  # what is imported by now stays: the collector need not look through it again and again
+    # What is imported by now stays: the collector need not look through it again. A model that is no longer used is
+    # freed first: its accelerated layers refer to themselves, so that it would be frozen too
+    gc.collect()
+    gc.freeze()
     # glibc gives back to the system what was freed, and asks it for zeroed pages again: a fifth of the time of decoding
     # M_MMAP_MAX=0 would keep blocks of any size, but small ones then settle in their place: 4 GB more in 240 updates
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
