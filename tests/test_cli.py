@@ -223,11 +223,19 @@ def test_no_override_whatever_ends_in_a_traceback(tmp_path_factory, overrides):
         (compose.ConfigError("x"), 2),
         (parallel_text.DataError("x"), 4),
         (storage.StorageError("x"), 5),
-        (OSError("x"), 5),
     ],
 )
 def test_an_error_that_a_user_can_cause_has_the_exit_code_of_its_kind(error, code):
     assert cli.explained(error) == (code, "x")
+
+
+def test_an_error_of_the_system_is_the_user_s_where_it_names_a_file():
+    assert cli.explained(PermissionError(13, "Permission denied", "a/path")) == (
+        5,
+        "[Errno 13] Permission denied: 'a/path'",
+    )
+    with pytest.raises(OSError, match="libcudart"):  # control: leaves its traceback
+        cli.explained(OSError("libcudart.so.12: cannot open shared object file"))
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,7 @@ SIGNALLED = {
     "in preparation": (train, "prepare", 1, 0),
     "in an update": (LightningTransformer, "training_step", 5, 5),
     "in validation": (train, "teacher_forced_nats", 2, 6),
+    "in the last validation": (train, "teacher_forced_nats", 4, LAST),
     "in a checkpoint": (checkpoint, "save", 1, 5),
     "in decoding": (search, "beam_search", 1, LAST),
 }

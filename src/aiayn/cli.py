@@ -254,7 +254,7 @@ def explained(error: Exception) -> tuple[int, str]:
             return 2, f"{choice[1]}={choice[2]}: must be one of {', '.join(offered)}"
         named = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
         return 2, " ".join(f"{named}{error}".split())
-    if isinstance(error, OSError):  # names the file and the cause
+    if isinstance(error, OSError) and error.filename is not None:
         return 5, str(error)
     raise error
 

@@ -329,7 +329,6 @@ def test_what_is_only_for_transformers_is_refused_in_one_line_and_writes_nothing
         ("experiment=s_rnn model.num_heads=4", ("model.num_heads=4", "model.kind=rnn", "use 0")),
         ("experiment=s_rnn_attention model.d_ff=64", ("model.d_ff=", "model.kind=rnn_attention", "use 0")),
         ("model.kind=rnn model.num_heads=4", ("model.", "model.kind=rnn", "experiment=s_rnn")),
-        ("experiment=s_rnn hardware=gpu hardware.compile=true", ("hardware.compile=true", "use false")),
         ("experiment=s_rnn decoding.compile=true", ("decoding.compile=true", "use false")),
     ],
 )

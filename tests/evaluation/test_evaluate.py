@@ -53,6 +53,19 @@ def test_the_nats_are_those_of_each_sentence_alone_whatever_the_batch_size(run, 
     assert shorter[0] != pytest.approx(expected, rel=1e-3)  # control
 
 
+def test_measuring_asks_before_each_batch_whether_to_go_on(run):
+    model, dataset, _ = evaluate.trained(run)
+    asked = {17: 0, 100_000: 0}
+    for tokens in asked:
+
+        def check(tokens=tokens):
+            asked[tokens] += 1
+
+        evaluate.teacher_forced_nats(model, dataset.pairs("dev"), tokens, check)
+    assert asked[17] > 3
+    assert asked[100_000] == 1  # control
+
+
 def test_measuring_leaves_a_model_in_training_in_training_and_dropout_out_of_the_figure(run):
     model, dataset, _ = evaluate.trained(run)
     pairs = dataset.pairs("dev")

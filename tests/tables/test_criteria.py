@@ -164,7 +164,8 @@ def test_a_table_names_what_its_first_seed_misses_and_leaves_out_what_is_damaged
     assert missed() == ("the bootstrap 95 % interval of BLEU is at most ±1.5 (a_h1 1.75, a_h4 1.75, a_h16 1.75)",)
     damaged = finished(run, "a_h32", 1, half=1.75)
     assert missed() == ("the bootstrap 95 % interval of BLEU is at most ±1.5 (4 rows)",)
-    (damaged / "metrics.jsonl").write_text("{}\nno JSON\n")
-    assert "a_h16 1.75)" in missed()[0]
+    for damage in (b"{}\nno JSON\n", b'{"step": \xff}\n'):
+        (damaged / "metrics.jsonl").write_bytes(damage)
+        assert "a_h16 1.75)" in missed()[0]
     (damaged / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "train/nats": 5.0}}\n' for n in range(1, 1601)))
     assert "a_h16 1.75)" in missed()[0]

@@ -35,13 +35,15 @@ def line(found: Rung, row: str) -> Any:
 def test_every_finished_scale_is_a_rung_in_the_order_of_compute(put_runs: PutRuns) -> None:
     put_runs("scale=paper", "data=wmt14_en_de")
     put_runs("scale=small", rows=("base", "a_h1"))
-    put_runs(
-        "scale=mini", "data=tiny", "data.name=other"
-    )  # control: another corpus under other conditions than the paper's
+    put_runs("scale=small", "hardware=gpu", rows=("base", "a_h1"))
+    # Controls: another corpus, and other formulas, under other conditions than the paper's
+    put_runs("scale=mini", "data=tiny", "data.name=other")
+    put_runs("scale=small", "fidelity=released_code", rows=("base", "a_h1"))
     run = put_runs("scale=mini")
     assert [found.name for found in contents.collect(run).ladder.rungs] == [
         "mini, tiny",
         "small, tiny",
+        "small, tiny.bf16",
         "paper, wmt14_en_de",
     ]
     of_paper = contents.collect(compose.compose_row("scale=paper", "data=wmt14_en_de", f"output={run.output}"))

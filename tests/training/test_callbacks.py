@@ -187,6 +187,40 @@ def test_a_dev_perplexity_that_is_no_number_ends_the_run_as_diverged(trainer, tm
         run(trainer, [record, Dev(record, lambda: (nats, 17), 2, LAST)], range(LAST))
 
 
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("cut", [3, 6, LAST])
+def test_a_measurement_that_a_signal_cuts_short_is_made_after_the_resume(trainer, tmp_path, cut):
+    """The run saves and leaves without it; after the last update the decoding measures the same."""
+    stop, calls = StopFlag(), []
+
+    def measure():
+        calls.append(1)
+        if len(calls) == cut // 3 + (cut == LAST):
+            stop.asked = "SIGTERM"
+        stop.check()
+        return 34.0, 17
+
+    def session(start) -> list:
+        record = Record(tmp_path / "metrics.jsonl", start, lambda row: None, writes=True)
+        return [record, Dev(record, measure, 3, LAST), Save(record, tmp_path / "checkpoints", 100, 3, LAST, stop)]
+
+    with pytest.raises(Interrupted) if cut < LAST else contextlib.nullcontext():
+        run(trainer, session(0), range(LAST))
+    assert trainer.saved == [checkpoint.path_of(tmp_path / "checkpoints", cut)]
+    assert cut not in measured(tmp_path / "metrics.jsonl")  # control
+    stop.asked = ""
+    parts = session(cut)
+    if cut < LAST:
+        run(trainer, parts, range(cut, LAST))
+    parts[0].add_dev(LAST, 34.0, 17)
+    assert measured(tmp_path / "metrics.jsonl") == [3, 6, 7]
+    assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 3, 4, 5, 6, 6, 7, 7]
+
+
+def measured(path) -> list[int]:
+    return [row["step"] for row in rows(path) if "dev/ppl" in row]
+
+
 def test_only_rank_0_measures(trainer, tmp_path):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=False)
     run(trainer, [record, Dev(record, pytest.fail, 1, LAST)], range(LAST))

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from trained_runs import equal, rows
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import ConfigError
+from aiayn.config.schema import ConfigError, vary
 from aiayn.core import storage
 from aiayn.data import wmt14
 from aiayn.data.download import Remote
@@ -99,6 +99,14 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(t
     assert final_state(folder)["updates_done"] == 2
     with pytest.raises(NonFinite, match="first parameter with a non-finite gradient"):
         train.train(toy_run, folder)
+
+
+def test_where_the_rows_of_table_3_are_compiled_one_beyond_it_trains_uncompiled(toy_run, tmp_path, monkeypatch):
+    run = vary(toy_run, hardware={"compile": True}, training={"max_steps": 1})
+    monkeypatch.setattr(train, "compile_stacks", lambda *_: 1 / 0)
+    trained(vary(run, model={"positions": "none"}), tmp_path / "beyond")
+    with pytest.raises(ZeroDivisionError):  # control
+        train.train(run, tmp_path / "base")
 
 
 @pytest.mark.parametrize(

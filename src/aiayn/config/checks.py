@@ -34,9 +34,8 @@ def checked(config: Config) -> Config:
         )
     if config.hardware.compile and config.hardware.accelerator == "cpu":
         raise ConfigError("hardware.compile=true: must be false on a CPU, whose own way torch cannot compile")
-    for key, compiled in (("hardware", config.hardware.compile), ("decoding", config.decoding.compile)):
-        if compiled and not config.model.in_table3:
-            raise ConfigError(f"{key}.compile=true: only the parts of Table 3 can be compiled; use false")
+    if config.decoding.compile and not config.model.in_table3:
+        raise ConfigError("decoding.compile=true: only the parts of Table 3 can be compiled; use false")
     if config.decoding.precision != "full" and config.hardware.precision == "64-true":
         raise ConfigError(
             f"decoding.precision={config.decoding.precision}: must be full with hardware.precision=64-true"

@@ -54,14 +54,20 @@ def parameters(run: Config, vocab_size: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def teacher_forced_nats(model: TranslationModel, pairs: Pairs, tokens_per_batch: int) -> tuple[float, int]:
-    """The negative log-likelihood of the references in nats, unsmoothed, and their tokens, EOS included."""
+def teacher_forced_nats(
+    model: TranslationModel, pairs: Pairs, tokens_per_batch: int, check: Callable[[], None] = lambda: None
+) -> tuple[float, int]:
+    """The negative log-likelihood of the references in nats, unsmoothed, and their tokens, EOS included.
+
+    `check` is called before each batch, and may raise.
+    """
     device = next(model.parameters()).device
     training = model.training
     model.eval()
     total = 0.0
     with torch.no_grad():
         for sentences in evaluation_batches(pairs.source_lengths, pairs.target_lengths, tokens_per_batch):
+            check()
             batch = gather(pairs, sentences).to(device)
             _, nats = label_smoothed_cross_entropy(model.hidden(batch), model.embedding.weight, batch.target, 0.0)
             total += float(nats)

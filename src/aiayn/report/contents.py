@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aiayn.config import compose, folders
+from aiayn.config import compose, folders, schema
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
 from aiayn.cost import flops
@@ -54,7 +54,8 @@ class Material:
 def collect(run: Config) -> Material:
     """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out.
 
-    Of the other scales on this data set, and of runs under the paper's own conditions: their figures for the ladder.
+    For the ladder also the figures of this data set's other scales and precisions, and of runs under the paper's own
+    conditions.
     """
     open_corpus = cache(_open)
     folder = folders.sweep_folder(run)
@@ -71,7 +72,8 @@ def collect(run: Config) -> Material:
     rungs = [_rung(run, table, own)]
     for other in _others(run):
         beside = table3.table(other, records.read_runs(folders.sweep_folder(other)))
-        if beside.data == table.data or beside.comparable:
+        in_our_precision = schema.vary(other, hardware={"precision": run.hardware.precision})
+        if folders.setting(in_our_precision) == table.data or beside.comparable:
             rungs.append(_rung(other, beside, _translated(other, beside, open_corpus)))
     return Material(
         table=table,

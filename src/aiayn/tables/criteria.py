@@ -25,6 +25,8 @@ Points = Sequence[tuple[int, float]]
 Behaviour = Mapping[str, float]
 """How one run trained, by the columns of CRITERIA, and its `minutes`; nan where it was too short to be measured."""
 
+_DAMAGED = (OSError, storage.StorageError, ValueError, TypeError, KeyError, ArithmeticError)
+
 
 @dataclass(frozen=True)
 class Criterion:
@@ -151,7 +153,7 @@ def behaviours(table: Table, folder: Path, seed: int) -> dict[str, Behaviour]:
     for line in table.lines:
         for run in line.runs:
             if run.seed == seed and run.result is not None:
-                with contextlib.suppress(OSError, ValueError, TypeError, KeyError, ArithmeticError):
+                with contextlib.suppress(*_DAMAGED):
                     found[line.name] = behaviour(run, line, folder / line.name / f"seed{seed}" / METRICS)
     return found
 

@@ -1,5 +1,6 @@
 """Lightning callbacks: the record of updates, dev perplexity, checkpoints, stopping on a signal, the progress bar."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -53,6 +54,8 @@ class Record(pl.Callback):
             )
         if writes:
             storage.write_text(path, "".join(line + "\n" for line, _ in kept))
+        self.start = start
+        self.measured = {row["step"] for row in rows if "dev/ppl" in row}
         self.seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
         self.source_tokens = sum(row.get("source_tokens", 0) for row in rows)
         self.target_tokens = sum(row.get("target_tokens", 0) for row in rows)
@@ -94,9 +97,15 @@ class Record(pl.Callback):
         if now - self.flushed > FLUSH_SECONDS:
             self.flush(but=1)
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Keeps a row of another kind, such as a dev measurement; all updates are settled."""
-        self.waiting.append(row)
+    def add_dev(self, step: int, nats: float, tokens: int) -> None:
+        """Keeps the dev measurement after an update, once; all updates are settled. Raises NonFinite."""
+        if step in self.measured:
+            return
+        ppl = perplexity(nats, tokens)
+        if not math.isfinite(ppl):
+            raise NonFinite(f"after update {step} the dev perplexity is {ppl}: the run has diverged")
+        self.measured.add(step)
+        self.waiting.append({"step": step, "dev/nats": nats / tokens, "dev/ppl": ppl})
         self.flush()
 
     def flush(self, but: int = 0) -> None:
@@ -120,20 +129,27 @@ class Dev(pl.Callback):
     def __init__(self, record: Record, measure: Callable[[], tuple[float, int]], every: int, last: int) -> None:
         self.record, self.measure, self.every, self.last = record, measure, every, last
 
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Measures the weights of the checkpoint where a signal has left no time for it."""
+        if self.record.start:
+            self._measure(self.record.start)
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
     ) -> None:
-        """Rank 0 measures; the others meet it at the next update."""
+        """Rank 0 measures; the others meet it at the next update. Once a signal has come, nothing is measured."""
         step = batch.number + 1
-        if step % self.every and step != self.last:
-            return
-        cast(LightningTransformer, module).settle()
-        if self.record.writes:
-            nats, tokens = self.measure()
-            ppl = perplexity(nats, tokens)
-            if not math.isfinite(ppl):
-                raise NonFinite(f"after update {step} the dev perplexity is {ppl}: the run has diverged")
-            self.record.add({"step": step, "dev/nats": nats / tokens, "dev/ppl": ppl})
+        if self._is_due(step):
+            cast(LightningTransformer, module).settle()
+            with contextlib.suppress(Interrupted):  # `Save` is next, and leaves
+                self._measure(step)
+
+    def _is_due(self, step: int) -> bool:
+        return step % self.every == 0 or step == self.last
+
+    def _measure(self, step: int) -> None:
+        if self.record.writes and self._is_due(step) and step not in self.record.measured:
+            self.record.add_dev(step, *self.measure())
 
 
 class Save(pl.Callback):

@@ -113,7 +113,7 @@ def fit(
     deterministic = run.hardware.deterministic
     # Else it would write to all memory before it is used
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if run.hardware.compile:
+    if run.hardware.compile and run.model.in_table3:
         from torch._inductor import config as compiler  # takes seconds
 
         # Else each process would choose its kernels by how fast they are at that moment
@@ -124,6 +124,8 @@ def fit(
     training, start = run.training, module.updates_done
     tokens, checkpoints = run.hardware.tokens_per_micro_batch, folder / "checkpoints"
     measure = partial(teacher_forced_nats, module.transformer, dataset.pairs("dev"), tokens)
+    if ranks == 1:  # several stop after the same update
+        measure = partial(measure, check=stop.check)
     on_gpu, local_rank = run.hardware.accelerator == "gpu", int(os.environ.get("LOCAL_RANK", 0))
     module.ranks = ranks
     if ranks > 1:
@@ -180,6 +182,7 @@ def finish(
     """Decodes the dev set and writes the translations, then the result."""
     transformer.to(run.hardware.device)
     figures, translations = evaluate(transformer, dataset, "dev", run, decoded)
+    record.add_dev(run.training.max_steps, figures["nats"], figures["tokens"])  # unless a signal left no time for it
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in translations))
     sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
     show({"step": run.training.max_steps, **dev_row(figures), TRANSLATIONS: samples(*sides)})
