@@ -260,17 +260,18 @@ MEANING = PATHS | frozenset(
     }
 )
 # What may change under a run: how often it is measured and saved, where it computes and where it is shown. Sentences of
-# each update and all formulas stay the same; at most, sums of the same precision are rounded in another order.
+# each update and all formulas stay the same; at most, sums of the same precision are rounded in another order, and with
+# bf16 other kernels round other intermediate results.
 HARMLESS = frozenset(
     {
         *(f"training.{key}" for key in ("dev_every", "checkpoint_every", "keep_checkpoints")),
         "decoding.compile",  # C in place of torch between the same products: the order of sums
         "data.source",  # only where the archives lie: which they are is known by their SHA-256
         "hardware.name",  # no number is read from it
-        "hardware.accelerator",  # other kernels of the same precision: the order of sums
+        "hardware.accelerator",  # other kernels of the same precision: the order of sums, what bf16 rounds
         "hardware.devices",  # gradients are summed over ranks before the one division: the order of sums
         "hardware.threads",  # in how many parts a sum is taken: the order of sums
-        "hardware.compile",  # fused kernels: the order of sums
+        "hardware.compile",  # fused kernels: the order of sums, what bf16 rounds
         "hardware.deterministic",  # which of the equal kernels, so that they sum in the same order each time
         "hardware.tokens_per_micro_batch",  # into how many parts the sum of an update's gradient is taken
         "hardware.tokens_per_search",  # sentences searched together, none of which sees another

@@ -1,0 +1,36 @@
+"""Prints the verdicts on the paper's claims about Table 3, as `aiayn report` shows them, from finished runs in Markdown.
+
+    python experiments/results/claims_table.py scale=small
+
+The words are those of `aiayn report`; what `aiayn prepare` makes with them has to be there.
+"""
+
+import sys
+
+from tabulate import tabulate
+
+from aiayn.config import compose
+from aiayn.report import contents
+from aiayn.tables import formats
+
+COLUMNS = {
+    "sentence": "claim",
+    "metric": "",
+    "rows": "rows, worst first",
+    "paper": "paper",
+    "ours": "ours",
+    "interval": "95 % over seeds",
+    "sentences": "95 % over sentences",
+    "p": "p",
+    "verdict": "verdict",
+}
+
+
+def main(*words: str) -> None:
+    """One line for each claim."""
+    found = [formats.finding_texts(finding) for finding in contents.collect(compose.compose_row(*words)).findings]
+    print(tabulate([[texts[key] for key in COLUMNS] for texts in found], list(COLUMNS.values()), tablefmt="github"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
