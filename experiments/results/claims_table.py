@@ -1,4 +1,4 @@
-"""Prints the verdicts on the paper's claims about Table 3 in Markdown, as `aiayn report` shows them, from finished runs.
+"""Prints the verdicts on the paper's claims about Table 3 in Markdown, as `aiayn report` has them, from finished runs.
 
     python experiments/results/claims_table.py scale=small
 

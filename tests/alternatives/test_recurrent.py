@@ -290,6 +290,21 @@ def test_a_run_trains_in_other_precisions_and_in_64_bits_alike_with_micro_batche
             torch.testing.assert_close(value, other[name], rtol=1e-6, atol=1e-9)
 
 
+def test_gradients_are_taken_outside_autocast(digits: list[str], tmp_path: Path, monkeypatch, signals: None) -> None:
+    """Inside, the backward pass of an LSTM, which is made of plain products on a CPU, would round to bf16."""
+    found, backward = [], torch.Tensor.backward
+
+    def seen(*arguments: object) -> None:
+        found.append(torch.is_autocast_enabled("cpu"))
+        backward(*arguments)
+
+    monkeypatch.setattr(torch.Tensor, "backward", seen)
+    words = [*run_of("rnn", digits, tmp_path), "hardware.precision=bf16-mixed", "training.max_steps=1"]
+    train_to_the_end(compose.compose_row(*words), tmp_path / "run")
+    assert found
+    assert not any(found)
+
+
 @pytest.fixture(scope="module")
 def trained(digits: list[str], aiayn_in: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A folder with s_rnn_attention trained at scale smoke, and the words that name the run."""

@@ -34,7 +34,7 @@ def test_decoding_is_compiled_for_32_bits_on_a_cpu_only(words):
             "experiment=f_additive decoding.compile=true",
             "decoding.compile=true: only the parts of Table 3 .* use false",
         ),
-        ("model.positions=true", "model.positions='True': must be one of sinusoids, learned, relative, none"),
+        ("model.positions=true", "model.positions=True: must be text"),
     ],
 )
 def test_a_part_that_does_not_suit_is_refused_in_one_line(words, line):

@@ -303,6 +303,13 @@ def test_a_config_file_of_before_with_the_other_positions_means_another_run(tmp_
         ("+model.num_layer=3", ("model.num_layer", "did you mean model.num_layers?")),
         ("data=files", ("data.train_source", "no value")),
         ("hardware.compile=true", ("hardware.compile", "true", "false on a CPU")),
+        ("output=2024_11_23", ("output=20241123", "must be text")),
+        ("wandb.entity=1e3", ("wandb.entity=1000.0", "must be text")),
+        ("data.source=true", ("data.source=True", "must be text")),
+        (f"training.max_steps=1{'0' * 400}", ("training.max_steps", "at most 1e+12")),
+        ("data.test_target=mine.de", ("data.test_target=mine.de", "data.train_source", "data=files")),
+        ("bench.output=figures.md", ("bench.output='figures.md'", ".json")),
+        ("bench.output=''", ("bench.output=''", ".json")),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line_naming_key_value_and_remedy(override, words):

@@ -201,6 +201,17 @@ def test_text_without_a_pair_to_learn_from_is_refused(tmp_path, text) -> None:
         prepare_here(tmp_path / "other", text, max_length=1)
 
 
+@pytest.mark.parametrize("lines", ["", "\n\n\n"])
+def test_a_dev_set_without_references_is_refused_before_anything_is_learned(tmp_path, text, lines) -> None:
+    folder = Path(shutil.copytree(text, tmp_path / "text"))
+    for side in ("en", "de"):
+        (folder / f"dev.{side}").write_text(lines)
+    said = []
+    with pytest.raises(DataError, match=r"dev\.de leave no dev pair whose target side has any text"):
+        prepare_here(tmp_path / "small", folder, progress=said.append)
+    assert said == []
+
+
 def test_missing_text_is_named_before_anything_is_written(tmp_path, text) -> None:
     with pytest.raises(DataError, match=r"cannot read .*nowhere/train\.en"):
         prepare_here(tmp_path / "small", tmp_path / "nowhere")

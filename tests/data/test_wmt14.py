@@ -285,11 +285,13 @@ def test_a_disk_too_small_is_refused_before_the_first_byte(run, server, monkeypa
 def test_the_estimate_counts_what_is_there(run, server, tmp_path):
     corpus = wmt14.CORPORA[run.data.name]
     folder = write_archives(tmp_path / "archives", server)
-    assert wmt14.estimate(corpus, folder, tmp_path).startswith("0.0 MB to download")
+    assert wmt14.estimate(corpus, folder, tmp_path, 0).startswith("0.0 MB to download")
+    assert wmt14.needed(corpus, folder, 7) == (0, 7 * wmt14.PREPARED_BYTES_A_PAIR)
+    assert wmt14.needed(corpus, folder, 10**9) == wmt14.needed(corpus, folder, 0)
     larger = dataclasses.replace(
         corpus, dev=dataclasses.replace(corpus.dev, archive=dataclasses.replace(corpus.dev.archive, size=7_000_000))
     )
-    assert wmt14.estimate(larger, tmp_path, tmp_path).startswith("7.")  # control
+    assert wmt14.estimate(larger, tmp_path, tmp_path, 0).startswith("7.")  # control
 
 
 def cut(answer, content: bytes) -> None:

@@ -66,6 +66,29 @@ def test_measuring_asks_before_each_batch_whether_to_go_on(run):
     assert asked[100_000] == 1  # control
 
 
+def test_a_line_of_spaces_is_an_empty_sentence(run, monkeypatch):
+    model, dataset, _ = evaluate.trained(run)
+    _, before = evaluate.evaluate(model, dataset, "dev", run)
+    texts = type(dataset).texts
+
+    def spaces(self, split, side):
+        return ["  ", *texts(self, split, side)[1:]] if side == "source" else texts(self, split, side)
+
+    monkeypatch.setattr(type(dataset), "texts", spaces)
+    _, found = evaluate.evaluate(model, dataset, "dev", run)
+    assert before[0] != ""  # control
+    assert found == ["", *before[1:]]
+
+
+def test_a_run_that_is_not_finished_says_so_and_its_figures_carry_their_update(run, capsys):
+    last = checkpoint.path_of(folders.run_folder(run) / "checkpoints", 300)
+    for path, updates, said in ((last.with_name("none"), 300, ""), (last, 200, ", after 200 of 300 updates")):
+        path.unlink(missing_ok=True)
+        _, name = evaluate.evaluate_trained(run)
+        assert f"scale paper{said}:" in capsys.readouterr().out
+        assert json.loads((folders.run_folder(run) / f"evaluation-{name}.json").read_text())["steps"] == updates
+
+
 def test_measuring_leaves_a_model_in_training_in_training_and_dropout_out_of_the_figure(run):
     model, dataset, _ = evaluate.trained(run)
     pairs = dataset.pairs("dev")

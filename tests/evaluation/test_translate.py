@@ -79,6 +79,11 @@ def test_line_ends_of_another_system_do_not_count_as_text(model):
     assert translations(model, b"1 2 3\r\n4 5\r\n") == translations(model, b"1 2 3\n4 5\n")
 
 
+def test_a_byte_order_mark_is_no_text(model):
+    text = b"1 2 3\n\xef\xbb\xbf1 2\n"
+    assert translations(model, b"\xef\xbb\xbf" + text) == translations(model, text)
+
+
 def test_lines_come_out_while_more_are_to_come(model, monkeypatch):
     """A pipe that never ends is translated in chunks."""
     monkeypatch.setattr(translate, "LINES_AT_ONCE", 3)

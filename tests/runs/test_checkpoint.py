@@ -79,12 +79,22 @@ def test_no_intact_checkpoint_is_one_error_and_never_a_fresh_start(tmp_path, cap
 
 def test_rotation_keeps_the_newest_and_waits_while_the_newest_is_damaged(tmp_path):
     paths = [save(tmp_path, step) for step in (1, 2, 3, 4)]
-    checkpoint.rotate(tmp_path, 2)
+    checkpoint.rotate(tmp_path, 2, 1)
     assert sorted(tmp_path.glob("*.ckpt")) == paths[2:]
     assert len(list(tmp_path.iterdir())) == 4
     paths[3].write_bytes(b"torn")
-    checkpoint.rotate(tmp_path, 1)
+    checkpoint.rotate(tmp_path, 1, 1)
     assert paths[2].exists()
+
+
+@pytest.mark.parametrize(("every", "last"), [(3, [6, 9, 12]), (1, [9, 10, 12])])  # 1: control
+def test_a_checkpoint_that_a_signal_asked_for_goes_once_there_is_a_newer_one(tmp_path, every, last):
+    """So the mean of the last ones is that of a run that was never stopped."""
+    for step in (3, 6, 9, 10, 12):
+        save(tmp_path, step)
+        checkpoint.rotate(tmp_path, 3, every)
+        assert checkpoint.step_of(checkpoint.newest(tmp_path)[0]) == step
+    assert sorted(map(checkpoint.step_of, tmp_path.glob("*.ckpt"))) == last
 
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path):
@@ -150,7 +160,7 @@ def test_the_hash_is_of_what_was_meant_and_not_of_what_the_disk_made_of_it(tmp_p
     monkeypatch.setattr(storage, "fault", flip)
     bad = save(tmp_path, 5)
     assert not checkpoint.is_intact(bad)
-    checkpoint.rotate(tmp_path, 1)
+    checkpoint.rotate(tmp_path, 1, 1)
     assert good.exists()  # nothing goes before its successor is verified
 
 
@@ -241,7 +251,7 @@ class Store(RuleBasedStateMachine):
     @rule(keep=st.integers(1, 2), number=st.integers(1, 13), fault=faults)
     def rotate(self, keep, number, fault) -> None:
         kept = sorted(self.folder.glob("*.ckpt"))[-keep:]
-        self.done(lambda: checkpoint.rotate(self.folder, keep), number, fault)
+        self.done(lambda: checkpoint.rotate(self.folder, keep, 1), number, fault)
         if kept and checkpoint.is_intact(kept[-1]):
             self.acknowledged = [step for step in self.acknowledged if checkpoint.path_of(self.folder, step) in kept]
 
@@ -282,7 +292,7 @@ def hash_last(state: dict, path: Path) -> None:
     storage.write_text(path.with_name(path.name + ".sha256"), f"{storage.sha256(path)}  {path.name}\n")
 
 
-def unverified(folder: Path, keep: int) -> None:
+def unverified(folder: Path, keep: int, every: int) -> None:
     for path in sorted(folder.glob("*.ckpt"))[:-keep]:
         checkpoint.remove(path)
 

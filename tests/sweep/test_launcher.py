@@ -1,6 +1,7 @@
 """A sweep: longest first, so many at once, each run once; a failed run stops nobody; a re-run does what is missing."""
 
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -116,6 +117,35 @@ def test_a_failed_run_stops_nobody_and_is_named_with_its_cause_and_its_log(runs,
     assert re.search(rf"base +seed {failing}  failed  the loss is NaN \(exit code 3\)", line)
     assert str(folders.run_folder(seeds[failing - 1]) / "worker.log") in line
     assert "1 of 3 runs failed" in printed
+
+
+def test_a_run_that_cannot_be_started_gives_its_device_to_the_next(runs, started, monkeypatch, capsys):
+    seeds = [dataclasses.replace(runs[0], seed=seed) for seed in (1, 2, 3)]
+    start = jobs.start
+
+    def full(run, log, held, seeing):
+        if run.seed == 1:
+            raise storage.StorageError("no space left")
+        return start(run, log, held, seeing)
+
+    monkeypatch.setattr(jobs, "start", full)
+    assert launcher.Sweep(seeds, cores(1), 60).work_through() == jobs.FAILED
+    assert len(started()) == 2
+    assert "base seed 1  failed  no space left" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("started")
+def test_of_a_reader_that_leaves_a_sweep_says_so_as_a_single_run_does(runs):
+    """The command makes exit code 141 of it; rich itself would exit with 1."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    sweep = launcher.Sweep(runs[:1], cores(1), 60)
+    sweep.console.file = Gone()
+    with pytest.raises(BrokenPipeError):
+        sweep.work_through()
 
 
 def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, monkeypatch):

@@ -400,7 +400,7 @@ def test_no_csv_cell_is_a_formula() -> None:
     assert not any(re.match(r"[=+@\t]|-(?!\d)", cell) for cell in cells)
 
 
-@pytest.mark.parametrize("width", [100, 120, 150])
+@pytest.mark.parametrize("width", [80, 90, 100, 120, 150])
 @pytest.mark.parametrize("made", [table(seeds=(1, 2), instead=UNFINISHED), paper_table()], ids=["mini", "paper"])
 def test_the_terminal_table_fits_its_window_and_keeps_every_figure(made: Table, width: int) -> None:
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
@@ -411,6 +411,16 @@ def test_the_terminal_table_fits_its_window_and_keeps_every_figure(made: Table, 
     for line, row in zip(body, compose.rows().values(), strict=True):
         assert f"{row.paper.ppl:.2f}" in line.split("│")[1]
         assert f"{row.paper.bleu:.1f}" in line.split("│")[2]
+    # No cell is cut: each is one of a window that has room for all
+    whole = [line.split() for line in render(made, "terminal", wide()).splitlines() if "│" in line][2:]
+    letters = {line.group for line in made.lines}
+    assert all(set(line.split()) - letters <= set(cells) for line, cells in zip(body, whole, strict=True))
+
+
+def test_a_window_too_narrow_for_any_layout_wraps_lines_and_cuts_none() -> None:
+    console = Console(width=30, file=io.StringIO(), force_terminal=True, color_system=None)
+    body = [line for line in render(table(seeds=(1, 2)), "terminal", console).splitlines() if "│" in line][2:]
+    assert [float(line.split()[-2]) for line in body] == [row.paper.bleu for row in compose.rows().values()]
 
 
 def test_a_file_or_pipe_gets_every_column_without_colour() -> None:

@@ -214,3 +214,15 @@ def test_a_torn_evaluation_or_result_is_a_dash_and_no_traceback(trained, tmp_pat
         (folder / "evaluation-test-average5.json").write_text(text)
         (folder / "result.json").write_text(text)
         assert rows(table2.lines(copy, dataset))[10] == ["Transformer (base)", HERE, *["–"] * 5]
+
+
+def test_figures_of_another_update_than_the_last_are_a_dash(trained, tmp_path) -> None:
+    run = dataclasses.replace(compose.compose_row(*trained, "experiment=base"), output=str(tmp_path))
+    dataset = Dataset.open(compose.Path(run.prepared) / run.data.name)
+    original = folders.run_folder(compose.compose_row(*trained, "experiment=base"))
+    shutil.copytree(original, folders.run_folder(run))
+    steps = json.loads((original / "result.json").read_text())["steps"]
+    for found, bleu in ((steps - 1, "–"), (steps, "7.0")):
+        figures = {"steps": found, "bleu": dict.fromkeys(("paper", "sacrebleu", "intl"), 7.0)}
+        storage.write_json(folders.run_folder(run) / "evaluation-test-average5.json", figures)
+        assert rows(table2.lines(run, dataset))[10][2] == bleu

@@ -282,6 +282,16 @@ def test_nothing_moves_when_the_loss_or_the_gradient_is_not_finite(poison, more)
     assert model.updates_done == 2
 
 
+def test_nothing_moves_when_only_the_norm_of_all_gradients_overflows(monkeypatch):
+    """Each gradient's norm is finite: their squares do not fit into 32 bits."""
+    model = module()
+    before = [parameter.detach().clone() for parameter in model.transformer.parameters()]
+    monkeypatch.setattr(torch.linalg, "vector_norm", lambda norms: norms.sum() * math.inf)
+    with pytest.raises(NonFinite, match="first parameter with a non-finite gradient: none; no step was taken"):
+        fit(model, UPDATES[:1])
+    assert distance(model, before) == 0
+
+
 @pytest.mark.parametrize("which", ["loss", "nats"])
 @pytest.mark.parametrize("poison", [math.nan, math.inf, 0.0], ids=str)
 def test_nothing_moves_when_a_sum_is_not_finite_although_every_gradient_is(which, poison, monkeypatch):

@@ -369,7 +369,8 @@ def test_a_signal_ends_a_download_at_once_although_the_server_is_silent(
     corpus = wmt14.Corpus("en-de", 2003, tuple(map(served, whole.train)), served(whole.dev), served(whole.test))
     monkeypatch.setitem(wmt14.CORPORA, "wmt14_en_de", corpus)
     server.faults = [half_of_it]
-    data = dataclasses.replace(toy_run.data, name="wmt14_en_de", train_source="")
+    files = {f"{split}_{side}": "" for split in ("train", "dev", "test") for side in ("source", "target")}
+    data = dataclasses.replace(toy_run.data, name="wmt14_en_de", **files)
     run = dataclasses.replace(toy_run, data=data, prepared=str(tmp_path / "prepared"))
     storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(run))
     assert train.main(tmp_path / "run") == jobs.INTERRUPTED

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from aiayn.config import compose, schema
 from aiayn.core import storage
+from aiayn.core.signals import Interrupted
 from aiayn.data.prepare import prepare
 from aiayn.report import wandb_workspace
 from aiayn.runs import checkpoint
@@ -270,6 +272,19 @@ def test_a_view_that_does_not_answer_keeps_only_so_many_rows(toy_run, tmp_path, 
             show({"step": step})
     fake.released.set()
     assert len([line for line in capsys.readouterr().out.splitlines() if "W&B" in line]) == 1
+
+
+@pytest.mark.parametrize(("error", "patience"), [(None, 60.0), (Interrupted("stopped"), 10.0), (OSError(), 10.0)])
+def test_a_run_that_leaves_waits_for_wandb_for_less_than_slurm_would_leave_it(
+    error, patience, toy_run, tmp_path, monkeypatch
+):
+    waited = []
+    monkeypatch.setitem(sys.modules, "wandb", Fake("", ""))
+    monkeypatch.setattr(wandb_log.View, "close", lambda self, seconds: waited.append(seconds))
+    with pytest.raises(type(error)) if error else nullcontext(), wandb_log.view(shown(toy_run), tmp_path, 0):
+        if error:
+            raise error
+    assert waited == [patience]
 
 
 def test_a_disabled_view_and_any_but_the_first_rank_never_import_wandb(toy_run, tmp_path, monkeypatch):

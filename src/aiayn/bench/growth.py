@@ -30,7 +30,8 @@ Series = dict[str, Point]
 def growth(run: Config, show: Callable[[Sheet], object]) -> dict[str, Any]:
     """Every measurement, each table shown as soon as it is there; the numbers as plain data."""
     gpu = run.hardware.accelerator == "gpu"
-    rows = series({name: compose.row(name, run) for name in ROWS})
+    update = {"tokens_per_update": run.training.tokens_per_update}
+    rows = series({name: vary(compose.row(name, run), training=update) for name in ROWS})
     show(sheet(f"by row, at scale {run.scale.name}", "row", rows, run))
     lengths = series({str(length): of_length(run, length) for length in LENGTHS})
     show(sheet("by mean length of the sentences", "tokens", lengths, run))
@@ -110,13 +111,15 @@ def decoded(run: Config, sentences: int, rounds: int, show: Callable[[Sheet], ob
 def paper_sized(run: Config) -> Config:
     """The same row at the paper's own size, whatever the scale: what a GPU is measured on."""
     like = vary(_holding(run, LONGEST), data={"vocab_size": WORDS})
-    return compose.row(run.experiment, dataclasses.replace(like, scale=compose.rows()["base"].scale))
+    row = compose.row(run.experiment, dataclasses.replace(like, scale=compose.rows()["base"].scale))
+    update = {"tokens_per_update": round(run.training.tokens_per_update / run.scale.batch)}
+    return dataclasses.replace(vary(row, training=update), decoding=run.decoding)
 
 
 def sheet(title: str, first: str, points: Series, run: Config, *remarks: str) -> Sheet:
     """Points as a table."""
     gpu = run.hardware.accelerator == "gpu"
-    peak = flops.peak_of(torch.cuda.get_device_name()) if gpu else None
+    peak = flops.peak_of(torch.cuda.get_device_name()) if gpu and run.hardware.precision == "bf16-mixed" else None
     rows = []
     for name, point in points.items():
         pace = point.flops / point.seconds

@@ -1,6 +1,8 @@
 """What the values of a run have to satisfy, each alone and together."""
 
 import math
+import re
+from pathlib import Path
 
 from aiayn.config.schema import BEYOND, HEAD_WIDTH, NAME, ROWS, Config, ConfigError, Model, leaves
 
@@ -21,6 +23,12 @@ def checked(config: Config) -> Config:
         raise ConfigError(
             f"fidelity.embedding_rows={config.fidelity.embedding_rows}: must be at least"
             f" data.vocab_size={config.data.vocab_size}, or 0 for as many rows as subwords"
+        )
+    unread = [key for key, value in vars(config.data).items() if re.match("(train|dev|test)_", key) and value]
+    if unread and not config.data.train_source:
+        raise ConfigError(
+            f"data.{unread[0]}={getattr(config.data, unread[0])}: is read with data.train_source alone;"
+            " give all six files, as data=files asks for them"
         )
     if config.training.tokens_per_update < config.data.max_length:
         raise ConfigError(
@@ -47,6 +55,10 @@ def checked(config: Config) -> Config:
     if config.bench.d_model % HEAD_WIDTH:
         raise ConfigError(
             f"bench.d_model={config.bench.d_model}: must be a multiple of {HEAD_WIDTH}, the width of a head"
+        )
+    if Path(config.bench.output).suffix in ("", ".md"):
+        raise ConfigError(
+            f"bench.output={config.bench.output!r}: must end in .json or the like; the tables go into .md beside it"
         )
     if config.bench.neighbourhood % 2 == 0:
         raise ConfigError(

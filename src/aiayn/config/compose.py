@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aiayn.config.checks import checked, in_range
-from aiayn.config.schema import ROWS, Config, ConfigError, Scale, nearest, vary
+from aiayn.config.schema import ROWS, Config, ConfigError, Scale, leaves, nearest, vary
 
 
 def register() -> None:
@@ -36,9 +36,16 @@ def convert(composed: DictConfig) -> Config:
 
     Raises ConfigError, one line, for an unknown key, a missing value, a wrong type or a value out of range.
     """
-    plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
+    own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    plain = cast(dict[str, Any], OmegaConf.to_container(own))
+    typed, given = _typed(plain), dict(_flat(plain))
+    for key, value, _ in leaves(typed):
+        if isinstance(value, str) and isinstance(
+            given.get(key), bool | int | float
+        ):  # 2024_11_23 would become 20241123
+            raise ConfigError(f"{key}={given[key]}: must be text; quote what looks like a number: {key}=\"'...'\"")
     # In range before scaling too, which makes at least 1 of everything
-    return checked(scaled(in_range(_typed(cast(dict[str, Any], plain)))))
+    return checked(scaled(in_range(typed)))
 
 
 def read(path: Path) -> Config:

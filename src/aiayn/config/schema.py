@@ -83,17 +83,17 @@ class Fidelity:
 class Training:
     """Section 5: the one recipe of all rows."""
 
-    max_steps: int = _number(1)
-    warmup_steps: int = _number(1)
-    tokens_per_update: int = _number(1)
+    max_steps: int = _number(1, 1e12)
+    warmup_steps: int = _number(1, 1e12)
+    tokens_per_update: int = _number(1, 1e12)
     label_smoothing: float = _number(0.0, below=1.0)
     learning_rate_factor: float = _number(0.0, 1e6)
     adam_beta1: float = _number(0.0, below=1.0)
     adam_beta2: float = _number(0.0, below=1.0)
     adam_epsilon: float = _number(0.0, 1.0)
-    dev_every: int = _number(1)
-    checkpoint_every: int = _number(1)
-    keep_checkpoints: int = _number(1)
+    dev_every: int = _number(1, 1e12)
+    checkpoint_every: int = _number(1, 1e12)
+    keep_checkpoints: int = _number(1, 1e12)
 
 
 @dataclass

@@ -140,7 +140,7 @@ def corpus_statistics(run: Config) -> CorpusStatistics:
         absent = wmt14.missing(remote, folder)
         present = [archive for archive in remote.archives if archive.name not in absent]
         wmt14.check(present, folder, lambda message: None, brought=bool(run.data.source))
-        to_come, encoded = wmt14.needed(remote, folder)
+        to_come, encoded = wmt14.needed(remote, folder, run.scale.pairs)
         state = f"{to_come / GIGA:.1f} GB to download" if absent else "every archive as its SHA-256 says"
         found = f"about {remote.pairs:,} pairs, {state}; not prepared yet: lengths are assumed"
         return CorpusStatistics(to_write=to_come + encoded, found=found, complete=not absent)

@@ -6,7 +6,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import ROWS, Config, ConfigError
+from aiayn.config.schema import ROWS, Config, ConfigError, vary
 from aiayn.core.storage import disk_of, free_bytes
 from aiayn.cost import device_schedule, flops
 from aiayn.cost.device_schedule import Turn
@@ -19,7 +19,9 @@ def rows(run: Config) -> list[Config]:
     """The 20 rows with data, scale, hardware, fidelity of `run`; `run` alone when it varies one or is none of them."""
     if folders.variation(run) or run.experiment not in ROWS:
         return [run]
-    return [compose.row(name, run) for name in ROWS]
+    own = compose.row(run.experiment, run).training
+    given = {key: value for key, value in vars(run.training).items() if value != getattr(own, key)}
+    return [vary(compose.row(name, run), training=given) for name in ROWS]
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,9 @@ def text(
     table = tabulate([head, *lines], tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
     data = folders.setting(run)
     known = "of the prepared corpus" if corpus.vocab_size else "assumed"
-    epochs = f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of base" if corpus.target_tokens else ""
+    epochs = (
+        f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of {planned[0].name}" if corpus.target_tokens else ""
+    )
     queues: list[list[str]] = [[] for _ in range(available)]
     for turn in turns:
         for number in turn.devices:

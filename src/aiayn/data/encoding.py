@@ -2,7 +2,7 @@
 
 import ctypes
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -78,7 +78,8 @@ def encode_corpus(
         if not stages.complete("tokenizer", progress):
             # Unfit text is refused now, not after minutes of training a vocabulary; the training text is read for that
             for split in SPLITS[1:]:
-                deque(read(split, text[split], selection, Counter()), maxlen=0)
+                if not sum(len(target) for _, target in read(split, text[split], selection, Counter())):
+                    raise DataError(f"{_names(text[split])} leave no {split} pair whose target side has any text")
             pairs = _training_pairs(text["train"], selection)
             if moses:
                 progress(f"learning {moses_bpe.MERGES} merges of Moses tokens")

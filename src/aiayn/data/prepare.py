@@ -80,7 +80,7 @@ def archives(config: Config) -> Path:
 
 
 def _fetched(corpus: wmt14.Corpus, config: Config, report: Callable[[str], None]) -> Text:
-    report(f"{config.data.name}: {wmt14.estimate(corpus, archives(config), Path(config.prepared))}")
+    report(f"{config.data.name}: {wmt14.estimate(corpus, archives(config), Path(config.prepared), config.scale.pairs)}")
     if not config.data.source:
         wmt14.fetch(corpus, archives(config), report)
     wmt14.check(corpus.archives, archives(config), report, brought=bool(config.data.source))

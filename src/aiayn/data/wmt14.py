@@ -120,15 +120,18 @@ def missing(corpus: Corpus, folder: Path) -> list[str]:
     return [remote.name for remote in corpus.archives if not (folder / remote.name).is_file()]
 
 
-def needed(corpus: Corpus, archives: Path) -> tuple[int, int]:
-    """Bytes that are still to be downloaded, and about what the prepared corpus will take."""
+def needed(corpus: Corpus, archives: Path, pairs: int) -> tuple[int, int]:
+    """Bytes that are still to be downloaded, and about what the prepared corpus will take.
+
+    Of its pairs the first so many are prepared; 0: all.
+    """
     to_come = sum(download.missing_bytes(remote, archives) for remote in corpus.archives)
-    return to_come, corpus.pairs * PREPARED_BYTES_A_PAIR
+    return to_come, min(corpus.pairs, pairs or corpus.pairs) * PREPARED_BYTES_A_PAIR
 
 
-def estimate(corpus: Corpus, archives: Path, prepared: Path) -> str:
+def estimate(corpus: Corpus, archives: Path, prepared: Path, pairs: int) -> str:
     """A sentence on both, and on what is free; StorageError when the disk is too small."""
-    to_come, encoded = needed(corpus, archives)
+    to_come, encoded = needed(corpus, archives, pairs)
     free = storage.free_bytes(prepared)
     sizes = f"{_size(to_come)} to download, about {_size(encoded)} prepared"
     if free < to_come + encoded:

@@ -82,7 +82,10 @@ def evaluate(
     pairs = dataset.pairs(split)
     nats, tokens = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
     offsets = pairs.source_offsets
-    sources = [pairs.source_ids[offsets[i] : offsets[i + 1] - 1] for i in range(len(pairs))]
+    sources = [
+        pairs.source_ids[offsets[i] : offsets[i + 1] - 1 if text.strip() else offsets[i]]
+        for i, text in enumerate(dataset.texts(split, "source"))
+    ]
     hypotheses = search(model, sources, config.decoding, config.hardware, done)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
     references = dataset.texts(split, "target")
@@ -145,10 +148,12 @@ def evaluate_trained(config: Config) -> tuple[Dataset, str]:
     # Of another beam search than the row's own: beside its figures, not in their place
     decoded = "" if folder == run_folder(config) else variation(config)
     name = f"{split}-average{config.average}{decoded}"
+    updates, last = checkpoint.step_of(checkpoint.newest(folder / "checkpoints")[0]), config.training.max_steps
     storage.write_text(folder / f"translations-{name}.txt", "".join(line + "\n" for line in translations))
-    storage.write_json(folder / f"evaluation-{name}.json", figures)
+    storage.write_json(folder / f"evaluation-{name}.json", {"steps": updates, **figures})
     low, high = figures["bleu_ci95"]
-    print(f"{config.experiment} seed {config.seed}, {config.data.name} {split}, scale {config.scale.name}:")
+    unfinished = f", after {updates} of {last} updates" if updates < last else ""
+    print(f"{config.experiment} seed {config.seed}, {config.data.name} {split}, scale {config.scale.name}{unfinished}:")
     print(
         f"perplexity {figures['ppl']:.3f} per token"
         f" ({figures['tokens']} tokens, {dataset.tokenizer.vocab_size} subwords,"

@@ -25,7 +25,7 @@ POSITIONS = 1024
 NORM_EPSILON = 1e-6  # as in AddAndNorm
 USE = {
     "ctranslate2": "Translator(folder).translate_batch([subwords], length_penalty=0, min_decoding_length=0); subwords"
-    " are SentencePiece's with tokenizer.model; their length penalty is another than the paper's",
+    " are those of tokenizer.model, SentencePiece's own file; their length penalty is another than the paper's",
     "marian": "MarianMTModel.from_pretrained(folder).generate(ids); ids are tokenizer.model's, then 3 for EOS",
     "safetensors": "transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'));"
     " transformer is that of aiayn.alternatives.parts",
@@ -261,6 +261,8 @@ def main(config: Config) -> None:
     storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.subwords)})
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     print(f"to use it: {USE[config.format]}")
+    if config.tokenizer == "paper" and config.format != "safetensors":
+        print("tokenizer.model holds the merges and subwords of Moses tokens as JSON, which SentencePiece cannot read")
 
 
 def _widened(rows: Tensor, num_heads: int, width: int) -> Tensor:

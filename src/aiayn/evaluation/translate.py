@@ -40,6 +40,8 @@ def translate(
     number = 0
     while chunk := list(islice(rest, LINES_AT_ONCE)):
         texts = [line.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r") for line in chunk]
+        if number == 0:
+            texts[0] = texts[0].removeprefix("\ufeff")  # a byte order mark is no text
         beginnings = [text[: limit * CHARACTERS_A_PIECE] for text in texts]
         sources = []
         for text, beginning, ids in zip(texts, beginnings, dataset.tokenizer.encode(beginnings), strict=True):

@@ -56,7 +56,7 @@ def lines(weights: Weights, queries: list[str], keys: list[str], title: str) -> 
     """A layer's heads as in the paper's Figures 3 to 5: a line from each token to those that it looks at."""
     figure, panels = _panels(len(weights), 2.2, 0.5 + 0.15 * max(len(queries), len(keys)), title)
     for axes, of_head in zip(panels, weights, strict=True):
-        where = [(int(q), int(k)) for q, k in np.argwhere(of_head >= _FAINTEST)]
+        where = [(int(q), int(k)) for q, k in np.argwhere(of_head >= min(_FAINTEST, 0.9 / len(keys)))]
         strengths = [float(of_head[pair]) for pair in where]
         drawn = LineCollection([[(0, q), (1, k)] for q, k in where], colors="#b3541e", alpha=strengths, linewidths=1.6)
         axes.add_collection(drawn)

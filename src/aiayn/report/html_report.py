@@ -307,7 +307,7 @@ def _rank(rung: Rung, metric: Metric) -> str:
     if found is None:
         return "not enough rows" if rung.table.finished < MIN_ROWS else "all rows are equal"
     low, high = map(signed_text, found.interval)
-    return f"{signed_text(found.rho)} ({low} to {high}{'' if found.seeds > 1 else ', over rows alone'})"
+    return f"{signed_text(found.rho)} ({low} to {high}{'' if found.repeated else ', over rows alone'})"
 
 
 def _effect_text(effect: Effect | None, metric: Metric) -> str:

@@ -89,12 +89,23 @@ def newest(folder: Path, count: int = 1) -> list[Path]:
     return found
 
 
-def rotate(folder: Path, keep: int) -> None:
-    """Removes all but the newest `keep` checkpoints, once the newest is verified, and what killed writers left."""
+def step_of(path: Path) -> int:
+    """The update after which a checkpoint was saved."""
+    return int(path.stem.removeprefix("step-"))
+
+
+def rotate(folder: Path, keep: int, every: int) -> None:
+    """Removes all but the newest `keep` checkpoints, once the newest is verified, and what killed writers left.
+
+    One that a signal asked for, between those of each `every` updates, goes once there is a newer one: the mean of the
+    last checkpoints is that of a run that was never stopped.
+    """
     files = sorted(folder.glob(PATTERN), reverse=True)
     if files and is_intact(files[0]):
-        for path in files[keep:]:
-            remove(path)
+        kept = [path for path in files if path == files[0] or step_of(path) % every == 0][:keep]
+        for path in files:
+            if path not in kept:
+                remove(path)
         for hash_file in folder.glob(PATTERN + HASH):
             if not hash_file.with_suffix("").exists():
                 storage.remove(hash_file)

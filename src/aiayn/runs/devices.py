@@ -32,7 +32,7 @@ def gpus() -> list[str]:
     """The GPUs that a worker would see, as CUDA_VISIBLE_DEVICES names them."""
     listed = "(f'GPU-{torch.cuda.get_device_properties(n).uuid}' for n in range(torch.cuda.device_count()))"
     # Another process asks, so that this one starts no CUDA of its own
-    asked = [sys.executable, "-c", f"import torch; print(*{listed})"]
+    asked = [sys.executable, "-P", "-c", f"import torch; print(*{listed})"]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
 
 

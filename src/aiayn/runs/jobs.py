@@ -135,7 +135,8 @@ def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dic
     storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     environment = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     environment |= {key: str(run.hardware.threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    environment |= {"AIAYN_PARENT": str(os.getpid()), **seeing}
+    # Else `python -m` would import a user's own secrets.py from the folder of the command
+    environment |= {"AIAYN_PARENT": str(os.getpid()), "PYTHONSAFEPATH": "1", **seeing}
     ranks = run.hardware.devices
     if ranks > 1:
         environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(devices.port(held))}

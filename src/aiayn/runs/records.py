@@ -39,7 +39,8 @@ _NUMBERS = (
     *("train_seconds", "dev.ppl", "dev.bits_per_character"),
     *("dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl"),
 )
-_LARGEST = 1e100
+_LARGEST = 1e60  # its fourth power is still a number: variances are squared
+_LARGEST_BLEU = 100
 _TAIL_BYTES = 4096
 _LONGEST_TEXT = 300
 # The sequences by which a terminal is told to change colour, move its cursor or set its title.
@@ -82,7 +83,8 @@ def read_result(path: Path) -> dict[str, Any]:
     for kind, keys in ((dict, _TABLES), (str, _TEXTS), (int, _COUNTS), (int | float, _NUMBERS), shared):
         for key in keys:
             value = look_up(result, key)
-            out_of_range = isinstance(value, int | float) and not 0 <= value <= _LARGEST
+            largest = _LARGEST_BLEU if key.startswith("dev.bleu.") else _LARGEST
+            out_of_range = isinstance(value, int | float) and not 0 <= value <= largest
             if not isinstance(value, kind) or isinstance(value, bool) or out_of_range:
                 raise ValueError(f"{path.name}: {key} is missing or has no sensible value")
     return result
@@ -117,7 +119,8 @@ def row_line(config: Config, run: Run) -> str:
     ppl, bleu = (
         number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
     )
-    paper = config.paper if comparable(config.scale, dataclasses.asdict(config.data)) else Paper()
+    is_row = "+" not in run.experiment and comparable(config.scale, dataclasses.asdict(config.data))
+    paper = config.paper if is_row else Paper()
     their_ppl = f" (paper {paper.ppl:.2f})" if paper.ppl is not None else ""
     their_bleu = f" (paper {paper.bleu:.1f})" if paper.bleu is not None else ""
     return f"{start}  PPL {ppl}{their_ppl}  BLEU {bleu}{their_bleu}  {run.result['train_seconds'] / 60:,.1f} min"

@@ -61,6 +61,12 @@ def prepare_once(runs: list[Config]) -> None:
         raise failures[-1]
 
 
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the command what a reader that has left means: rich itself would exit with 1."""
+        raise BrokenPipeError
+
+
 class Sweep:
     """Runs at work, done and to come, and the one display of them all."""
 
@@ -78,7 +84,7 @@ class Sweep:
         self.ended: list[int] = []
         self.finished_before = len(self.runs) - len(self.waiting)
         self.total = sum(map(work, self.waiting)) or 1.0
-        self.console = Console(soft_wrap=True)
+        self.console = _Output(soft_wrap=True)
         self.display = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -146,7 +152,9 @@ class Sweep:
                     self.report(run, jobs.FAILED)
                 else:
                     jobs.check_folder(run)
-                    self.active[folder] = jobs.start(run, folder / records.LOG, held.pop_all(), environment)
+                    job = jobs.start(run, folder / records.LOG, held, environment)
+                    job.claim = held.pop_all()  # only now: a run that cannot be started gives up what it held
+                    self.active[folder] = job
                     self.bars[folder] = self.display.add_task(name_of(run), total=1.0, state="starting")
         except InUse:
             self.elsewhere.append(run)

@@ -139,7 +139,10 @@ def text(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> str:
         f"|---|{'---|' * (len(CRITERIA) + 1)}",
     ]
     for row, run in found.items():
-        values = [f"{run[criterion.column]:{criterion.form}}".replace("nan", "–") for criterion in CRITERIA]
+        values = [
+            f"{run[criterion.column]:{criterion.form}}".replace("+nan", "–").replace("nan", "–")
+            for criterion in CRITERIA
+        ]
         lines.append(f"| {row} | {' | '.join(values)} | {run['minutes']:.1f} |")
     absent = [row for row in ROWS if row not in found]
     lines += ["", f"{len(found)} rows, {sum(run['minutes'] for run in found.values()):.0f} minutes of training"]
@@ -179,7 +182,7 @@ def _points(metrics: Path, quantity: str) -> Points:
 
 def _mean(points: Points, updates: int, start: float, end: float) -> float:
     """Over the updates between two shares of all."""
-    inside = [value for step, value in points if start * updates < step <= end * updates]
+    inside = [value for step, value in points if round(start * updates) < step <= round(end * updates)]
     return statistics.mean(inside) if inside else math.nan
 
 

@@ -22,7 +22,11 @@ from aiayn.tables.table3_columns import STATUS, Cell, Column, columns_of, rows_o
 
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
 # What a terminal leaves out, the first that fits: a row's letter, its name, or its cells say the same.
-_LAYOUTS = ({"letter"}, {"row"}, {"letter", "definition"}, {"letter", "definition", "params"})
+_NARROW = {"letter", "definition", "params"}
+_LAYOUTS = (
+    *({"letter"}, {"row"}, {"letter", "definition"}, _NARROW),
+    *(_NARROW | {"diff"}, _NARROW | {"diff", "Δ paper", "Δ ours", "seeds"}),
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,9 @@ class Layout:
     records: list[dict[str, Any]]  # every number in full, for CSV
     claims: list[str] = field(default_factory=list)  # and what became of each
 
-    def without(self, groups: Collection[str]) -> "Layout":
-        """The same without some groups of columns."""
-        kept = [column for column in self.columns if column.group not in groups]
+    def without(self, left_out: Collection[str]) -> "Layout":
+        """The same without some columns, or groups of them."""
+        kept = [column for column in self.columns if not {column.group, column.name} & set(left_out)]
         return dataclasses.replace(self, columns=kept)
 
 
@@ -56,7 +60,11 @@ def printed(layout: Layout, format: str, console: Console | None = None) -> str:
     """
     if format == "terminal":
         return _terminal(layout, console or Console())
-    formats: dict[str, Callable[[Layout], str]] = {"md": _markdown, "csv": _csv, "latex": _latex}
+    formats: dict[str, Callable[[Layout], str]] = {
+        "md": _markdown,
+        "csv": lambda table: printed_csv([table]),
+        "latex": _latex,
+    }
     if format not in formats:
         raise ConfigError(f"format={format}: must be one of terminal, {', '.join(formats)}")
     return formats[format](layout)
@@ -134,7 +142,8 @@ def rank_sentence(table: Table) -> str:
             continue
         low, high = map(signed_text, found.interval)
         summaries.append(f"{metric} {signed_text(found.rho)} ({low} to {high})")
-        drawn = "rows and seeds" if found.seeds > 1 else "rows alone, since no row has a second seed"
+        some = "seeds" if found.repeated == rows else f"the seeds of the {found.repeated} rows that have several"
+        drawn = f"rows and {some}" if found.repeated else "rows alone, since no row has a second seed"
     return f"{start}: {', '.join(summaries)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
 
 
@@ -184,7 +193,8 @@ def _terminal(table: Layout, console: Console) -> str:
         Text.assemble((status, _COLOURS[STATUS[status]]), f"  {run}: {detail}") for run, status, detail in table.notes
     ]
     with console.capture() as capture:
-        console.print(Text(table.title, "bold"), *grid, sep="\n", no_wrap=True, crop=True)
+        console.print(Text(table.title, "bold"))
+        console.print(*grid, sep="\n", no_wrap=True, overflow="ignore", crop=False)
         console.print(Text(table.caption, "dim"), *notes, *map(Text, table.claims), sep="\n")
     return capture.get()
 
@@ -267,11 +277,16 @@ def record(table: Table, line: Line, definition: dict[str, Any], others: dict[st
     return found | {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
 
 
-def _csv(table: Layout) -> str:
+def printed_csv(tables: Sequence[Layout]) -> str:
+    """The records of the tables under one header, each row once; what a table has no column for is empty."""
+    rows: dict[str, dict[str, Any]] = {}
+    for record in (record for table in tables for record in table.records):
+        rows.setdefault(record["row"], record)
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(table.records[0]), lineterminator="\n")
+    header = list(dict.fromkeys(key for record in rows.values() for key in record))
+    writer = csv.DictWriter(text, header, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table.records)
+    writer.writerows(rows.values())
     return text.getvalue()
 
 

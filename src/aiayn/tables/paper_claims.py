@@ -130,7 +130,7 @@ class Correlation:
     rho: float
     interval: tuple[float, float]
     rows: int
-    seeds: int  # of the row that has most; with one the bootstrap is over rows alone
+    repeated: int  # rows with several seeds; without any the bootstrap is over rows alone
 
 
 def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
@@ -144,7 +144,10 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
     evidence = [None if found is None else _p_values(claim, found) for claim, found in zip(claims, rises, strict=True)]
     known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
     corrected = iter(stats.false_discovery_control(known).tolist() if known else [])
-    resampled = _resampled(counts)
+    whole = {
+        line.name for line in table.lines if all((line.name, run.seed) in counts for run in line.runs if run.result)
+    }
+    resampled = _resampled({key: of_run for key, of_run in counts.items() if key[0] in whole})
     return [
         _finding(claim, lines, found, pair, None if pair is None else next(corrected), len(known), resampled)
         for claim, found, pair in zip(claims, rises, evidence, strict=True)
@@ -184,7 +187,7 @@ def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> C
     rho = float(stats.spearmanr(paper, means).statistic)
     # A row that is drawn twice is a tie, which pulls all resamples of a rho near 1 below it
     interval = min(float(low), rho), max(float(high), rho)
-    return Correlation(rho, interval, len(means), max(map(len, samples)))
+    return Correlation(rho, interval, len(means), sum(len(sample) > 1 for sample in samples))
 
 
 def rise(samples: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Rise | None:

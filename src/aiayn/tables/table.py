@@ -17,6 +17,7 @@ def main(run: Config) -> None:
     if others := beyond.table(run, runs):
         findings = paper_claims.check(others, beyond.counts_of(run, others), beyond.CLAIMS)
         layouts.append(beyond.layout(others, findings))
-    sys.stdout.write("\n".join(formats.printed(layout, run.format) for layout in layouts))
+    texts = [formats.printed(layout, run.format) for layout in layouts]
+    sys.stdout.write(formats.printed_csv(layouts) if run.format == "csv" else "\n".join(texts))
     if not runs and (precisions := folders.in_other_precisions(run)):
         print(f"aiayn: {folder} has no runs{precisions}", file=sys.stderr)

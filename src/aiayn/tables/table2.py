@@ -169,7 +169,9 @@ def _papers(line: Line, pair: str) -> list[str]:
 def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
     result = _counted(line, run.seed)
     folder = folders.sweep_folder(run) / line.name / f"seed{run.seed}"
-    figures = _read(folder / f"evaluation-{evaluation(line.name)}.json") if result else {}
+    figures = _read(folder / f"evaluation-{evaluation(line.name)}.json")
+    if not result or figures.get("steps") != result["steps"]:  # evaluated before the run was finished
+        figures = {}
     found = [records.look_up(figures, f"bleu.{kind}") for kind in ("paper", "sacrebleu", "intl")]
     bleu = [f"{value:.1f}" if isinstance(value, float) else NONE for value in found]
     computed = (

@@ -193,7 +193,7 @@ class Save(pl.Callback):
             agree(module, step)
         if self.record.writes:
             trainer.save_checkpoint(checkpoint.path_of(self.folder, step))
-            checkpoint.rotate(self.folder, self.keep)
+            checkpoint.rotate(self.folder, self.keep, self.every)
         if module.ranks > 1:
             torch.distributed.barrier()  # torchrun ends the rank that writes once another has ended
         if stop and step != self.last:

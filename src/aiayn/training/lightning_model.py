@@ -31,7 +31,7 @@ class Unsettled:
     update: Update
     learning_rate: float
     names: list[str]  # of the P parameters
-    figures: Tensor  # (3 + P,) the three sums, the norms of the gradients: on the host, once waited for
+    figures: Tensor  # (3 + P + 1,) the three sums, the gradients' norms and their norm: on the host, once waited for
     wait: Callable[[], None]
 
     def check(self) -> None:
@@ -39,7 +39,7 @@ class Unsettled:
         self.wait()
         finite = self.figures.isfinite().tolist()
         if not all(finite):
-            bad = [name for name, is_finite in zip(self.names, finite[3:], strict=True) if not is_finite]
+            bad = [name for name, is_finite in zip(self.names, finite[3:-1], strict=True) if not is_finite]
             loss = float(self.figures[0]) / self.update.target_tokens
             raise NonFinite(
                 f"update {self.update.number + 1}: loss {loss:g} at learning rate {self.learning_rate:g}; first"
@@ -96,7 +96,8 @@ class LightningTransformer(pl.LightningModule):
             )
             if self.ranks > 1 and number == len(update.batches):
                 self.gradient_sum.expect()
-            (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
+            with torch.autocast(self.device.type, enabled=False):  # as torch asks for: what forward chose holds
+                (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
             sums[:2] += torch.stack((loss.detach().double(), nats.double()))
         if self.ranks > 1:
             self.gradient_sum.finish()
@@ -114,7 +115,7 @@ class LightningTransformer(pl.LightningModule):
         # Where this is 1, fused Adam leaves everything as it is, step count too: made for torch's GradScaler
         optimizer.optimizer.found_inf = (norm + sums[:2].sum()).isfinite().logical_not().float()  # type: ignore[attr-defined]
         optimizer.step()
-        self.unsettled = Unsettled(update, rate, list(gradients), figures[:-1], wait)
+        self.unsettled = Unsettled(update, rate, list(gradients), figures, wait)
         return {"loss": figures[0], "nats": figures[1], "gradient_norm": figures[-1], "learning_rate": rate}
 
     def settle(self) -> None:

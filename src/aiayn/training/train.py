@@ -221,7 +221,7 @@ def finish(
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     storage.write_json(folder / "result.json", result)
-    print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {figures['bleu']['sacrebleu']:.2f}", flush=True)
+    print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {figures['bleu']['paper']:.2f}", flush=True)
 
 
 def devices_at_work(run: Config) -> tuple[str, int]:

@@ -16,8 +16,9 @@ from aiayn.core import storage
 from aiayn.runs import jobs
 from aiayn.runs.records import row_group
 
-# How long a run waits for W&B once it has ended, and how many rows it keeps for it until then.
+# How long a run waits for W&B once it has ended, or is to leave, and how many rows it keeps for it until then.
 PATIENCE_SECONDS = 60.0
+LEAVING_SECONDS = 10.0
 ROWS_KEPT = 10_000
 # The key under which a row holds sample translations: of so many sentences, each with its source and reference.
 TRANSLATIONS, SAMPLES = "dev/translations", 20
@@ -64,8 +65,10 @@ def view(run: Config, folder: Path, rank: int) -> Iterator[Callable[[dict[str, A
     shown = View(run, folder)
     try:
         yield shown.show
-    finally:
-        shown.close()
+    except BaseException:
+        shown.close(LEAVING_SECONDS)
+        raise
+    shown.close(PATIENCE_SECONDS)
 
 
 class View:
@@ -86,12 +89,12 @@ class View:
         except queue.Full:
             self._give_up("it does not answer")
 
-    def close(self) -> None:
-        """Waits until W&B has everything, for a bounded time."""
+    def close(self, patience: float) -> None:
+        """Waits until W&B has everything, for so many seconds at most."""
         self.show(None)
-        self.thread.join(PATIENCE_SECONDS)
+        self.thread.join(patience)
         if self.thread.is_alive():
-            self._give_up("it does not answer")
+            self._give_up(f"it has not answered for {patience:g} s")
 
     def _give_up(self, cause: str) -> None:
         if not self.given_up:
