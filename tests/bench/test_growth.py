@@ -100,7 +100,7 @@ def test_a_corpus_is_decoded_to_outputs_as_long_as_their_sources(run):
 
 def test_a_gpu_has_its_share_of_the_peak_and_its_own_memory_and_a_cpu_neither(run, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
-    gpu = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, accelerator="gpu"))
+    gpu = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, accelerator="gpu", precision="bf16-mixed"))
     fast = point(flops=2 * 494.7e12)  # in 2 seconds: half the peak
     shown = growth.sheet("by row", "row", {"base": fast}, gpu, "and more")
     (cells,) = shown.rows
