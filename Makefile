@@ -1,4 +1,4 @@
-# make table: the 20 rows at laptop scale, from nothing.  make check: format, lint, types.
+# make table: the 20 rows at laptop scale, from nothing.  make check: format, lint, types, the order of the packages.
 # make test: what to run before a commit, in minutes.  make test-all: the whole test suite.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,6 +19,7 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pytest tests/test_architecture.py -k "module or import or rooms"
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -150,8 +150,8 @@ def in_words(run: schema.Config, folder: Path) -> schema.Config:
 
 
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize(("tokenizer", "pieces", "line"), [("sentencepiece", 25, "1 2 3"), ("paper", 14, "x1 x2 x3")])
-def test_more_rows_than_pieces_train_and_decode(toy, tmp_path, tokenizer, pieces, line) -> None:
+@pytest.mark.parametrize(("tokenizer", "subwords", "line"), [("sentencepiece", 25, "1 2 3"), ("paper", 14, "x1 x2 x3")])
+def test_more_rows_than_subwords_train_and_decode(toy, tmp_path, tokenizer, subwords, line) -> None:
     run = compose.compose_row(*toy, "fidelity=released_code", "training.max_steps=1")
     if tokenizer == "paper":
         run = in_words(run, tmp_path)
@@ -159,15 +159,17 @@ def test_more_rows_than_pieces_train_and_decode(toy, tmp_path, tokenizer, pieces
     storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     train.train(run, folder)
     model, dataset, _ = evaluate.trained(run)
-    assert (len(model.embedding.weight), dataset.tokenizer.vocab_size) == (40_960, pieces)
-    assert json.loads((folder / "result.json").read_text())["params"] == evaluate.parameters(run, pieces)
-    # A row without a piece is silent, whatever stands beside it
+    assert (len(model.embedding.weight), dataset.tokenizer.vocab_size) == (40_960, subwords)
+    assert json.loads((folder / "result.json").read_text())["params"] == evaluate.parameters(run, subwords)
+    # A row without a subword is silent, whatever stands beside it
     known = dataset.tokenizer.encode([line])[0].tolist()
-    assert dataset.tokenizer.decode([[*known[:2], pieces, 40_959, *known[2:]], [30_000]]) == [line, ""]
-    assert dataset.tokenizer.decode([[*known[:2], pieces - 1, *known[2:]]]) != [line]  # control: the last piece speaks
+    assert dataset.tokenizer.decode([[*known[:2], subwords, 40_959, *known[2:]], [30_000]]) == [line, ""]
+    assert dataset.tokenizer.decode([[*known[:2], subwords - 1, *known[2:]]]) != [
+        line
+    ]  # control: the last subword speaks
 
 
-def test_fewer_rows_than_pieces_are_refused(toy) -> None:
+def test_fewer_rows_than_subwords_are_refused(toy) -> None:
     with pytest.raises(schema.ConfigError, match=r"fidelity\.embedding_rows=24: must be at least data\.vocab_size=25"):
         compose.compose_row(*toy, "fidelity.embedding_rows=24")
 

@@ -12,21 +12,21 @@ from aiayn.runs import jobs
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
-KEPT = {"mini": RESULTS / "mini" / "runs", "small": RESULTS / "small_three_seeds" / "runs"}
+RUNS = {"mini": RESULTS / "mini" / "runs", "small": RESULTS / "small_three_seeds" / "runs"}
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kept runs, copied as their README says."""
     folder = tmp_path_factory.mktemp("runs")
-    for scale, kept in KEPT.items():
+    for scale, kept in RUNS.items():
         shutil.copytree(kept, folder / f"tiny-{scale}")
     return folder
 
 
-@pytest.mark.parametrize("scale", KEPT)
+@pytest.mark.parametrize("scale", RUNS)
 def test_every_kept_run_counts_as_finished(scale: str, output: Path) -> None:
-    kept = sorted(path.parent for path in KEPT[scale].glob("*/seed*/result.json"))
+    kept = sorted(path.parent for path in RUNS[scale].glob("*/seed*/result.json"))
     assert len(kept) >= 20
     like = compose.compose_row(f"scale={scale}", f"output={output}", f"prepared={output}/prepared")
     for folder in kept:

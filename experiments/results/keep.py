@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-KEPT = ("config.yaml", "data.sha256", "translations.txt", "result.json")
+FILES = ("config.yaml", "data.sha256", "translations.txt", "result.json")
 PER_HUNDREDTH = 4  # lines for each hundredth of the updates, at least
 AVERAGED = ("train/loss", "train/nats", "train/gradient_norm")
 SUMMED = ("source_tokens", "target_tokens")
@@ -47,7 +47,7 @@ def main(runs: Path, kept: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         lines = (result.parent / "metrics.jsonl").read_text().splitlines(keepends=True)
         (folder / "metrics.jsonl").write_text("".join(thinned(lines)))
-        for name in KEPT:  # result.json last: with it the run is finished
+        for name in FILES:  # result.json last: with it the run is finished
             shutil.copyfile(result.parent / name, folder / name)
         print(folder)
 

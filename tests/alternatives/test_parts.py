@@ -10,11 +10,15 @@ from models import BOS, PARTS, SOURCES, TABLE_3, TARGETS, batch, transformer
 from torch import Tensor, nn
 
 from aiayn.alternatives import relative_positions
+from aiayn.config import compose
+from aiayn.config.schema import BEYOND
 from aiayn.paper.fast.model import accelerate, can_accelerate
 from aiayn.paper.layers import AddAndNorm, sinusoids
 from aiayn.paper.transformer import Transformer
 
 # S tokens of the source; T of the target; D d_model
+
+WEIGHTED = ("additive", "relative_positions")  # parts with weights of their own
 
 
 def by_definition(model: Transformer, source: list[int], target_input: list[int], **part: str) -> Tensor:
@@ -80,9 +84,19 @@ def test_a_part_does_what_its_definition_says(name: str) -> None:
     expected = [by_definition(model, source, [BOS, *target[:-1]], **PARTS[name]) for source, target in PAIRS]
     torch.testing.assert_close(logits, torch.cat(expected))
     # Control: without the part it is another function
-    plain = {} if name in ("additive", "relative_positions") else {**TABLE_3}
-    others = [by_definition(model, *PAIRS[0], **{**PARTS[name], **plain})] if plain else []
-    assert all(not torch.allclose(other, expected[0]) for other in others)
+    source, target = PAIRS[0]
+    with torch.no_grad():
+        for own, weight in model.named_parameters():
+            if own.endswith((".vectors", ".v")):  # of relative positions, of additive scores
+                weight.zero_()
+    other = by_definition(model, source, [BOS, *target[:-1]], **(PARTS[name] if name in WEIGHTED else TABLE_3))
+    assert not torch.allclose(other, expected[0])
+
+
+def test_each_row_with_one_part_changed_is_among_those_that_are_tested() -> None:
+    rows = compose.rows(names=tuple(name for name in BEYOND if name.startswith("f_")))
+    changed = {name: {key: getattr(row.model, key) for key in TABLE_3} for name, row in rows.items()}
+    assert changed == {f"f_{name}": TABLE_3 | part for name, part in PARTS.items()}
 
 
 def test_the_reference_is_the_transformer_itself_where_no_part_is_changed() -> None:

@@ -341,9 +341,12 @@ def test_what_is_only_for_transformers_is_refused_in_one_line_and_writes_nothing
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ("experiment=s_rnn model.num_heads=4", ("model.num_heads=4", "model.kind=rnn", "use 0")),
-        ("experiment=s_rnn_attention model.d_ff=64", ("model.d_ff=", "model.kind=rnn_attention", "use 0")),
-        ("model.kind=rnn model.num_heads=4", ("model.", "model.kind=rnn", "experiment=s_rnn")),
+        ("experiment=s_rnn model.num_heads=4", ("model.num_heads=4", "model.kind=rnn", "use model.num_heads=0,")),
+        ("experiment=s_rnn_attention model.d_ff=64", ("model.d_ff=", "model.kind=rnn_attention", "use model.d_ff=0,")),
+        (
+            "model.kind=rnn model.num_heads=4",
+            ("model.num_heads=4", "model.positions=sinusoids", "model.kind=rnn", "experiment=s_rnn"),
+        ),
         ("experiment=s_rnn decoding.compile=true", ("decoding.compile=true", "use false")),
     ],
 )

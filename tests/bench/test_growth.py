@@ -8,6 +8,7 @@ import pytest
 
 from aiayn.bench import growth, measurement
 from aiayn.config import checks, compose, schema
+from aiayn.config.schema import vary
 
 
 @pytest.fixture
@@ -100,13 +101,15 @@ def test_a_corpus_is_decoded_to_outputs_as_long_as_their_sources(run):
 
 def test_a_gpu_has_its_share_of_the_peak_and_its_own_memory_and_a_cpu_neither(run, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
-    gpu = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, accelerator="gpu", precision="bf16-mixed"))
+    gpu = vary(run, hardware={"accelerator": "gpu", "precision": "bf16-mixed"})
     fast = point(flops=2 * 494.7e12)  # in 2 seconds: half the peak
     shown = growth.sheet("by row", "row", {"base": fast}, gpu, "and more")
     (cells,) = shown.rows
     assert (cells["TFLOP/s"], cells["of the peak"], cells["peak MB"]) == ("494.7", "50.0%", "700")
     assert (cells["ms an update"], cells["ms beside the step"], cells["params M"]) == ("200.0", "50.00", "1.00")
     assert shown.remarks == ["peak MB: GPU memory that torch took; not compiled", "and more"]
+    in_32_bits = vary(gpu, hardware={"precision": "32-true"})  # the peak is that of bf16
+    assert "of the peak" not in growth.sheet("", "row", {"base": fast}, in_32_bits).rows[0]
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a new one")
     assert "of the peak" not in growth.sheet("", "row", {"base": fast}, gpu).rows[0]
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: 1 / 0)

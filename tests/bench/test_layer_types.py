@@ -20,13 +20,13 @@ KINDS = layer_types.layer_types(
 ATTENTION, RECURRENT, CONTIGUOUS, DILATED, RESTRICTED = KINDS
 
 
-def banded(attention: layer_types.Attention, reach: int) -> layer_types.Attention:
-    """Full attention under a mask that leaves every query `reach` keys on each side."""
+def banded(attention: layer_types.Attention, radius: int) -> layer_types.Attention:
+    """Full attention under a mask that leaves every query `radius` keys on each side."""
 
     class Banded(layer_types.Attention):
         def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             places = torch.arange(queries.size(2))
-            mask = (places[:, None] - places).abs() <= reach
+            mask = (places[:, None] - places).abs() <= radius
             return nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
 
     found = Banded(2 * D)

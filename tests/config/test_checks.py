@@ -17,13 +17,16 @@ def test_decoding_is_compiled_for_32_bits_on_a_cpu_only(words):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("experiment=s_rnn model.num_heads=4", "model.num_heads=4: does not suit model.kind=rnn; use 0, or "),
-        ("experiment=s_rnn_attention model.residual=connections", "model.residual=connections: does not suit"),
+        ("experiment=s_rnn model.num_heads=4", "model.num_heads=4: not for model.kind=rnn; use model.num_heads=0, or "),
+        ("experiment=s_rnn_attention model.residual=connections", "model.residual=connections: not for"),
         (
             "experiment=s_rnn_attention model.d_ff=2048",
-            "model.d_ff=512: does not suit model.kind=rnn_attention; use 0",
+            "model.d_ff=512: not for model.kind=rnn_attention; use model.d_ff=0",
         ),
-        ("model.kind=rnn", "model.positions=sinusoids: does not suit model.kind=rnn; use none, or experiment=s_rnn,"),
+        (
+            "model.kind=rnn",
+            "model.positions=sinusoids, model.scores=scaled, .*: not for model.kind=rnn; use .* experiment=s_rnn,",
+        ),
         ("model.num_heads=0", "model.num_heads=0: must be at least 1 with model.kind=transformer"),
         ("experiment=s_rnn model.kind=transformer", "model.d_ff=0: must be at least 1 with model.kind=transformer"),
         ("model.positions=relative model.scores=additive", "model.scores=additive: .* use scaled"),

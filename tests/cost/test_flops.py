@@ -78,7 +78,7 @@ def test_additive_scores_take_an_addition_more_for_each_multiplication() -> None
 
 
 # Millions of parameters (the attention's biases left out), MFLOP for each source and target token, TFLOP a step of
-# 25 000; worked out apart from this program, for 37 000 pieces and a mean length of 40
+# 25 000; worked out apart from this program, for 37 000 subwords and a mean length of 40
 THE_WORK = {
     "base": (63.05, 381.6, 9.54),
     "b_dk16": (55.97, 337.7, 8.44),

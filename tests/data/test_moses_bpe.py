@@ -18,7 +18,7 @@ from aiayn.data import moses_bpe
 from aiayn.data.moses_bpe import MosesBpe, learn, load
 from aiayn.data.parallel_text import EMBEDDED, Files, read_pairs
 from aiayn.data.sentencepiece_bpe import BOS, EOS, PAD, UNK, Tokenizer
-from aiayn.data.sentencepiece_bpe import learn as learn_pieces
+from aiayn.data.sentencepiece_bpe import learn as learn_subwords
 
 PAIRS = list(read_pairs(EMBEDDED["train"], None))[:3001]
 MERGES = 307
@@ -48,7 +48,7 @@ def moses(line: str, language: str) -> list[str]:
     return sacremoses.MosesTokenizer(lang=language).tokenize(line)
 
 
-def pieces(tokenizer: MosesBpe, ids) -> list[str]:
+def subwords(tokenizer: MosesBpe, ids) -> list[str]:
     return [tokenizer.subwords[token] for token in ids]
 
 
@@ -65,11 +65,11 @@ def test_the_merges_are_subword_nmts_own_on_the_tokenised_text(model):
 
 
 @pytest.mark.parametrize(("side", "language"), [("source", "en"), ("target", "de")])
-def test_a_line_is_cut_as_subword_nmt_cuts_its_moses_tokens(tokenizer, model, side, language):
+def test_a_line_is_split_as_subword_nmt_splits_its_moses_tokens(tokenizer, model, side, language):
     bpe = BPE(io.StringIO("\n".join(["#version: 0.2", *json.loads(model.read_bytes())["merges"]])))
     lines = [pair[side == "target"] for pair in PAIRS[:211]]
     for line, ids in zip(lines, tokenizer.encode(lines, side), strict=True):
-        assert pieces(tokenizer, ids) == bpe.segment_tokens(moses(line, language))
+        assert subwords(tokenizer, ids) == bpe.segment_tokens(moses(line, language))
 
 
 def test_each_side_is_tokenised_in_its_own_language(tokenizer):
@@ -79,7 +79,7 @@ def test_each_side_is_tokenised_in_its_own_language(tokenizer):
     assert one != other
 
 
-def test_every_piece_of_the_text_is_known_and_ids_go_by_frequency(tokenizer):
+def test_every_subword_of_the_text_is_known_and_ids_go_by_frequency(tokenizer):
     counts = np.zeros(tokenizer.vocab_size, int)
     for side in ("source", "target"):
         ids = tokenizer.encode([pair[side == "target"] for pair in PAIRS], side)
@@ -127,7 +127,7 @@ def test_the_same_pairs_give_the_same_bytes_whatever_the_chunks_and_processes(mo
     assert (tmp_path / "other").read_bytes() != model.read_bytes()
 
 
-def test_merges_are_learned_from_the_most_frequent_words_within_a_bound_of_letters_and_pieces_from_all(
+def test_merges_are_learned_from_the_most_frequent_words_within_a_bound_of_letters_and_subwords_from_all(
     tmp_path, monkeypatch
 ):
     given: list[list[tuple[str, int]]] = []
@@ -208,13 +208,13 @@ def test_text_with_nothing_to_merge_is_refused_with_the_remedy(tmp_path, pairs):
 
 
 def test_a_file_says_which_kind_it_is(model, tmp_path):
-    learn_pieces(["low lower lowest"], 15, tmp_path / "pieces")
+    learn_subwords(["low lower lowest"], 15, tmp_path / "subwords")
     assert isinstance(load(model), MosesBpe)
-    assert isinstance(load(tmp_path / "pieces"), Tokenizer)
+    assert isinstance(load(tmp_path / "subwords"), Tokenizer)
 
 
 @pytest.mark.skipif(not NEWS.is_dir(), reason="needs newstest2013 beside the repository")
-def test_real_news_is_cut_and_put_together(tmp_path):
+def test_real_news_is_tokenized_and_detokenized(tmp_path):
     files = Files(*(NEWS / f"newstest2013.{language}.xz" for language in ("en", "de")))
     pairs = list(read_pairs(files, None))
     learn(iter(pairs[:1009]), ("en", "de"), tmp_path / "m")

@@ -108,7 +108,7 @@ def test_a_character_seen_once_in_a_large_text_is_learned(tmp_path) -> None:
     assert round_trip(Tokenizer(tmp_path / "tokenizer.model"), ["ж"]) == ["ж"]
 
 
-def test_the_same_lines_give_the_same_bytes_and_exactly_the_pieces_asked_for(tmp_path, hostile) -> None:
+def test_the_same_lines_give_the_same_bytes_and_exactly_the_subwords_asked_for(tmp_path, hostile) -> None:
     for name in ("a", "b"):
         learn(iter(HOSTILE), 67, tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -142,14 +142,14 @@ def test_an_error_in_reading_the_text_arrives_as_itself(tmp_path) -> None:
         learn(lines(), 15, tmp_path / "tokenizer.model")
 
 
-def test_counted_words_teach_the_pieces_that_whole_lines_teach(tmp_path) -> None:
+def test_counted_words_teach_the_subwords_that_whole_lines_teach(tmp_path) -> None:
     lines = [line for pair in read_pairs(EMBEDDED["train"], None) for line in pair][:7001]
     lines += ["two  spaces", "  first", "last  "]
     learn(lines, 1009, tmp_path / "tokenizer.model")
     whole = by_sentencepiece_alone(lines, 1009, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS)
     expected = [whole.id_to_piece(number) for number in range(EOS + 1, 1009)]
     assert Tokenizer(tmp_path / "tokenizer.model").subwords[EOS + 1 :] == expected
-    learn(lines[::2], 1009, tmp_path / "half.model")  # control: other counts teach other pieces
+    learn(lines[::2], 1009, tmp_path / "half.model")  # control: other counts teach other subwords
     assert Tokenizer(tmp_path / "half.model").subwords[EOS + 1 :] != expected
 
 
@@ -180,7 +180,7 @@ def test_where_no_word_is_seen_twice_half_of_them_are_kept() -> None:
     assert 99 // 2 < len(some) <= 99
 
 
-def test_pieces_are_learned_from_the_most_frequent_words_and_of_equals_from_the_first() -> None:
+def test_subwords_are_learned_from_the_most_frequent_words_and_of_equals_from_the_first() -> None:
     words = Counter({"seldom": 1, "often": 7, "first": 2, "other": 2, "a": 1})
     assert keep_most_frequent(words, max_words=5, max_letters=12) == ["other", "seldom", "a"]
     assert words == {"often": 7, "first": 2}
@@ -188,14 +188,14 @@ def test_pieces_are_learned_from_the_most_frequent_words_and_of_equals_from_the_
     assert keep_most_frequent(words, max_words=1, max_letters=10) == ["first"]
 
 
-def test_more_letters_than_pieces_are_learned_from_change_pieces_but_no_character(tmp_path, monkeypatch) -> None:
+def test_more_letters_than_subwords_are_learned_from_change_subwords_but_no_character(tmp_path, monkeypatch) -> None:
     lines = ["low lower lowest"] * 7 + ["newer newest"] * 2 + ["wider ж"]
     learn(lines, 23, tmp_path / "all.model")
     monkeypatch.setattr(sentencepiece_bpe, "MAX_LETTERS", 14)
     learn(lines, 23, tmp_path / "some.model")
-    pieces = Tokenizer(tmp_path / "some.model").subwords
-    assert "ж" in pieces
-    assert pieces != Tokenizer(tmp_path / "all.model").subwords
+    subwords = Tokenizer(tmp_path / "some.model").subwords
+    assert "ж" in subwords
+    assert subwords != Tokenizer(tmp_path / "all.model").subwords
 
 
 def test_the_embedded_corpus_comes_back_exactly(embedded) -> None:

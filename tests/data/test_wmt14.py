@@ -259,18 +259,18 @@ def test_when_a_server_does_not_give_its_file_all_are_named_that_must_be_brought
 
 
 def test_who_waits_for_another_process_that_downloads_says_so_and_a_signal_ends_the_wait(run):
-    downloads, told = prepare.archives(run), []
+    downloads, messages = prepare.archives(run), []
     with ExitStack() as owner, interrupting():
         owner.enter_context(storage.lock(downloads / ".lock", wait=False))
 
-        def tell(message: str) -> None:
-            told.append(message)
+        def report(message: str) -> None:
+            messages.append(message)
             os.kill(os.getpid(), signal.SIGTERM)
             owner.close()  # whoever goes on gets the lock
 
         with pytest.raises(Interrupted):
-            wmt14.fetch(wmt14.CORPORA[run.data.name], downloads, tell)
-    assert told == [f"waiting: {downloads} is in use by process {os.getpid()} on {os.uname().nodename}"]
+            wmt14.fetch(wmt14.CORPORA[run.data.name], downloads, report)
+    assert messages == [f"waiting: {downloads} is in use by process {os.getpid()} on {os.uname().nodename}"]
 
 
 def test_a_disk_too_small_is_refused_before_the_first_byte(run, server, monkeypatch):

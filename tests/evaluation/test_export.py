@@ -26,7 +26,7 @@ from aiayn.paper.transformer import Transformer
 VOCABULARY = 101
 LENGTH = 7  # of every source, EOS included, so that all outputs have one limit
 LIMIT = 18
-PIECES = [f"piece{number}" for number in range(VOCABULARY)]
+SUBWORDS = [f"subword{number}" for number in range(VOCABULARY)]
 
 
 def random_model(row: schema.Config) -> Transformer:
@@ -72,7 +72,7 @@ def translator(folder: Path):
 
 def translated(folder: Path, beam_size: int) -> list:
     return translator(folder).translate_batch(
-        [[PIECES[token] for token in source] for source in SOURCES],
+        [[SUBWORDS[token] for token in source] for source in SOURCES],
         beam_size=beam_size,
         length_penalty=0,
         max_decoding_length=LIMIT,
@@ -80,8 +80,8 @@ def translated(folder: Path, beam_size: int) -> list:
     )
 
 
-def numbers(pieces: list[str]) -> list[int]:
-    return [PIECES.index(piece) for piece in pieces]
+def numbers(subwords: list[str]) -> list[int]:
+    return [SUBWORDS.index(subword) for subword in subwords]
 
 
 def generated(model, beam_size: int, sources: list = SOURCES) -> list[list[int]]:
@@ -102,8 +102,8 @@ def our_log_probabilities(model: Transformer) -> torch.Tensor:
 
 
 def ctranslate2_log_probabilities(folder: Path) -> torch.Tensor:
-    pieces = [[[PIECES[token] for token in sentence] for sentence in side] for side in (SOURCES, TARGETS)]
-    return torch.tensor([result.log_probs for result in translator(folder).score_batch(*pieces)])
+    subwords = [[[SUBWORDS[token] for token in sentence] for sentence in side] for side in (SOURCES, TARGETS)]
+    return torch.tensor([result.log_probs for result in translator(folder).score_batch(*subwords)])
 
 
 def marian_log_probabilities(model) -> torch.Tensor:
@@ -120,7 +120,7 @@ def test_ctranslate2_computes_and_finds_what_we_do_for_every_row_of_the_table(na
     model = random_model(smoke(name))
     if name == "c_n2":
         model.double()  # as a run in 64 bits has it; it is written in 32
-    export.export(model, PIECES, "ctranslate2", tmp_path)
+    export.export(model, SUBWORDS, "ctranslate2", tmp_path)
     # Its exponential function is an approximation
     torch.testing.assert_close(
         ctranslate2_log_probabilities(tmp_path), our_log_probabilities(model), atol=5e-3, rtol=1e-3
@@ -147,7 +147,7 @@ def test_queries_of_another_width_need_another_scale(tmp_path, monkeypatch):  # 
     monkeypatch.setattr(export, "projections", lambda attention, width, scale=1.0: right(attention, width))
     assert (marian_log_probabilities(export.marian(model)) - expected).abs().max() > 0.05
     monkeypatch.setattr(export, "projections", lambda attention, width: right(attention, width, 2.0))
-    export.export(model, PIECES, "ctranslate2", tmp_path)
+    export.export(model, SUBWORDS, "ctranslate2", tmp_path)
     assert (ctranslate2_log_probabilities(tmp_path) - expected).abs().max() > 0.05
 
 
@@ -178,7 +178,7 @@ def test_the_exported_run_translates_text_as_ours_with_ctranslate2_and_sentencep
         max_decoding_length=50,
         min_decoding_length=0,
     )
-    found = [[tokenizer.subwords.index(piece) for piece in result.hypotheses[0]] for result in results]
+    found = [[tokenizer.subwords.index(subword) for subword in result.hypotheses[0]] for result in results]
     expected = translate_ids(
         FastDecoder(model), ids, tokens_per_batch=500, beam_size=1, length_penalty=0.0, max_extra=50, bos=BOS, eos=EOS
     )
@@ -261,7 +261,7 @@ def test_safetensors_hold_parts_from_beyond_table_3(name, tmp_path):
     sizes = {**dataclasses.asdict(row.model), "max_length": 11, "vocab_size": VOCABULARY}
     torch.manual_seed(3)
     model, again = transformer(**sizes), transformer(**sizes)
-    export.export(model, PIECES, "safetensors", tmp_path / "out")
+    export.export(model, SUBWORDS, "safetensors", tmp_path / "out")
     again.load_state_dict(safetensors.load_file(tmp_path / "out" / "model.safetensors"))
     assert not torch.equal(transformer(**sizes).embedding.weight, model.embedding.weight)  # control
     for key, value in model.state_dict().items():

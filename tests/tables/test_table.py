@@ -57,14 +57,14 @@ def test_a_row_has_the_parameters_that_its_own_sizes_give(sweep):
     folder, _ = sweep
     for row in compose.ROWS:
         found = result(folder, row)
-        model, pieces = found["config"]["model"], found["config"]["data"]["vocab_size"]
+        model, subwords = found["config"]["model"], found["config"]["data"]["vocab_size"]
         d, wide = model["d_model"], model["d_ff"]
         keys, values = (model["num_heads"] * model[width] for width in ("d_k", "d_v"))
         attention = 2 * (d * keys + keys) + (d * values + values) + (values * d + d)
         feed_forward = d * wide + wide + wide * d + d
         layer_pair = 3 * attention + 2 * feed_forward + 5 * 2 * d
         positions = 2 * found["config"]["data"]["max_length"] * d if model["positions"] == "learned" else 0
-        assert found["params"] == pieces * d + positions + model["num_layers"] * layer_pair, row
+        assert found["params"] == subwords * d + positions + model["num_layers"] * layer_pair, row
     assert len({result(folder, row)["params"] for row in compose.ROWS}) > 5  # control: the rows do differ
 
 

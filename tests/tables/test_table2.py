@@ -157,8 +157,8 @@ def test_the_paper_s_figures_are_those_of_the_languages_of_the_run() -> None:
         assert [row[6] for row in found[:8]] == ["–"] * 8
         for row, name in zip(found[8:10], table2.PAPER, strict=True):
             model, training = compose.rows()[name].model, compose.rows()[name].training
-            tokens, pieces = training.max_steps * 25_000, {"en-de": 37_000, "en-fr": 32_000}[pair]  # 5.1
-            assert row[6] == flops.power(flops.training_flops(model, pieces, tokens, tokens, 40, 40))
+            tokens, subwords = training.max_steps * 25_000, {"en-de": 37_000, "en-fr": 32_000}[pair]  # 5.1
+            assert row[6] == flops.power(flops.training_flops(model, subwords, tokens, tokens, 40, 40))
         assert found[10:] == [[f"Transformer ({name})", HERE, *["–"] * 5] for name in table2.PAPER]
     assert [row[6] for row in rows(german)[8:10]] == ["9.54e17", "9.69e18"]
     assert not any("dropout 0.1" in line for line in german)

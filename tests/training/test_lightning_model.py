@@ -111,7 +111,7 @@ UNEVEN = pairs([(7, 500), (5, 1), (3, 11), (2, 13), (31, 2)])
     [[[0, 1, 2, 3, 4]], [[0], [1, 2, 3, 4]], [[1], [0, 2, 3], [4]], [[0], [1], [2], [3], [4]], [[0, 1], [2, 3, 4], []]],
     ids=len,
 )
-def test_the_gradient_of_an_update_is_that_of_its_tokens_however_it_is_cut(parts):
+def test_the_gradient_of_an_update_is_that_of_its_tokens_however_it_is_split(parts):
     model = module()
     tokens = len(UNEVEN.target_ids)
     expected = gradient_by_hand(model, loss_by_hand(model.transformer, UNEVEN, [0, 1, 2, 3, 4]) / tokens)
@@ -186,7 +186,7 @@ def test_the_learning_rate_factor_multiplies_every_rate():
 CUTS = [[[0, 1, 2, 3, 4]], [[0], [1, 2, 3, 4]], [[0, 1], [2, 3, 4], []], [[0], [1], [2], [3], [4]]]
 
 
-def test_dropout_is_that_of_the_update_however_it_is_cut(monkeypatch):
+def test_dropout_is_that_of_the_update_however_it_is_split(monkeypatch):
     """With the numbers of the tokens in the update; by their place in the micro-batch the masks would differ."""
 
     def trained(parts: list[list[int]]) -> tuple[float, torch.Tensor]:
@@ -431,7 +431,7 @@ def test_when_one_rank_is_not_finite_all_stop_and_none_moves(monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", ["padded", "variable length"])
-def test_during_an_update_the_device_is_asked_for_nothing(kernel, monkeypatch):
+def test_during_an_update_the_host_never_waits_for_the_device(kernel, monkeypatch):
     """Nor would it wait for an answer: a meta tensor has none to give."""
     init = HeadPacking.__init__
 

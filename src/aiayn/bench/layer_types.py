@@ -59,20 +59,20 @@ class NeighbourhoodAttention(Attention):
 
     def __init__(self, d_model: int, neighbourhood: int) -> None:
         super().__init__(d_model)
-        self.reach = neighbourhood // 2
+        self.radius = neighbourhood // 2
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Eq. 1 in blocks of `reach` queries, each with its own keys and those of a block before and after it."""
-        length, reach, rest = queries.size(2), self.reach, -queries.size(2) % self.reach
-        count = (length + rest) // reach
-        blocks = F.pad(queries, (0, 0, 0, rest)).reshape(-1, count, reach, queries.size(3))  # (B * H, S, W, K)
+        """Eq. 1 in blocks of `radius` queries, each with its own keys and those of a block before and after it."""
+        length, radius, rest = queries.size(2), self.radius, -queries.size(2) % self.radius
+        count = (length + rest) // radius
+        blocks = F.pad(queries, (0, 0, 0, rest)).reshape(-1, count, radius, queries.size(3))  # (B * H, S, W, K)
         keys, values = (
-            F.pad(side, (0, 0, reach, reach + rest)).flatten(0, 1).unfold(1, 3 * reach, reach).transpose(2, 3)
+            F.pad(side, (0, 0, radius, radius + rest)).flatten(0, 1).unfold(1, 3 * radius, radius).transpose(2, 3)
             for side in (keys, values)
         )  # (B * H, S, 3 * W, K)
-        query = torch.arange(length + rest, device=queries.device).view(-1, reach, 1)
-        key = torch.arange(-reach, 2 * reach, device=queries.device) + query[:, :1]
-        seen = ((key - query).abs() <= reach) & (key >= 0) & (key < length)  # (S, W, 3 * W)
+        query = torch.arange(length + rest, device=queries.device).view(-1, radius, 1)
+        key = torch.arange(-radius, 2 * radius, device=queries.device) + query[:, :1]
+        seen = ((key - query).abs() <= radius) & (key >= 0) & (key < length)  # (S, W, 3 * W)
         found = F.scaled_dot_product_attention(blocks, keys, values, attn_mask=seen)  # (B * H, S, W, K)
         return found.reshape(*queries.shape[:2], length + rest, -1)[:, :, :length]
 
@@ -135,7 +135,7 @@ class LayerType:
 def layer_types(bench: Bench) -> list[LayerType]:
     """Table 1 in the paper's order; its convolutions contiguous and dilated."""
     d, r, k = bench.d_model, bench.neighbourhood, bench.kernel_width
-    reach = r // 2
+    radius = r // 2
     convolved = lambda n: k * n * d**2  # noqa: E731
     return [
         LayerType(
@@ -162,7 +162,7 @@ def layer_types(bench: Bench) -> list[LayerType]:
             *("Self-Attention, restricted", "O(r n d)", "O(1)", "O(n/r)"),
             lambda width, below: NeighbourhoodAttention(width, r),
             # In whole blocks, and of three blocks of keys those outside of the neighbourhood too
-            lambda n: 4 * n * d**2 + 2 * math.ceil(n / reach) * reach * 3 * reach * d,
+            lambda n: 4 * n * d**2 + 2 * math.ceil(n / radius) * radius * 3 * radius * d,
         ),
     ]
 

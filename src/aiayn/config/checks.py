@@ -89,12 +89,14 @@ def _parts_suit(model: Model) -> None:
     if model.kind != "transformer":
         only: dict[str, str | int] = {"positions": "none", "scores": "dot", "residual": "none"}
         only |= dict.fromkeys(_OF_TRANSFORMER, 0)
-        for key, value in only.items():
-            if getattr(model, key) != value:
-                raise ConfigError(
-                    f"model.{key}={getattr(model, key)}: does not suit model.kind={model.kind};"
-                    f" use {value}, or experiment=s_{model.kind}, which has all that does"
-                )
+        wrong = [key for key, value in only.items() if getattr(model, key) != value]
+        if wrong:
+            named = ", ".join(f"model.{key}={getattr(model, key)}" for key in wrong)
+            suited = " ".join(f"model.{key}={only[key]}" for key in wrong)
+            raise ConfigError(
+                f"{named}: not for model.kind={model.kind};"
+                f" use {suited}, or experiment=s_{model.kind}, which has all that suits"
+            )
     for key in _OF_TRANSFORMER if model.kind == "transformer" else ():
         if getattr(model, key) == 0:
             raise ConfigError(f"model.{key}=0: must be at least 1 with model.kind=transformer")

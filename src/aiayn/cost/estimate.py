@@ -152,7 +152,7 @@ def corpus_statistics(run: Config) -> CorpusStatistics:
             characters += len(source) + len(target)
         left = f" ({dropped.total():,} dropped)" if dropped else ""
         counts.append(f"{split} {lines:,} pairs{left}")
-    # Ids of 2 bytes for pieces of 4 characters or so
+    # Ids of 2 bytes for subwords of 4 characters or so
     return CorpusStatistics(
         to_write=characters / 2, found=f"{', '.join(counts)}; not prepared yet: lengths are assumed"
     )

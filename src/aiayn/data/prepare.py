@@ -49,7 +49,7 @@ def prepare(config: Config, report: Callable[[str], None]) -> Dataset:
         text = sources(data)
         origin = Origin(fingerprints(text), lambda: text)
     else:
-        origin = Origin(wmt14.identity(corpus), partial(_fetched, corpus, config, report))
+        origin = Origin(wmt14.identity(corpus), partial(_downloaded_text, corpus, config, report))
     moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
     into, chosen = prepared_folder(config), selection(config.scale)
     return encode_corpus(into, origin, data.vocab_size, data.max_length, report, moses, chosen)
@@ -79,7 +79,7 @@ def archives(config: Config) -> Path:
     return Path(config.data.source or Path(config.prepared) / "downloads")
 
 
-def _fetched(corpus: wmt14.Corpus, config: Config, report: Callable[[str], None]) -> Text:
+def _downloaded_text(corpus: wmt14.Corpus, config: Config, report: Callable[[str], None]) -> Text:
     report(f"{config.data.name}: {wmt14.estimate(corpus, archives(config), Path(config.prepared), config.scale.pairs)}")
     if not config.data.source:
         wmt14.fetch(corpus, archives(config), report)

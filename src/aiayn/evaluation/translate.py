@@ -18,7 +18,7 @@ from aiayn.paper.fast.process import compute_with
 LINES_AT_ONCE = 1000
 # Attention takes memory by the square of a line's tokens, so a book without a line feed must not be one sentence
 LONGEST = 1000
-CHARACTERS_A_PIECE = 16  # SentencePiece's own limit: so many characters for each token never cut a line too short
+CHARACTERS_A_SUBWORD = 16  # SentencePiece's own limit: so many characters for each token never cut a line too short
 
 
 def translate(
@@ -42,7 +42,7 @@ def translate(
         texts = [line.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r") for line in chunk]
         if number == 0:
             texts[0] = texts[0].removeprefix("\ufeff")  # a byte order mark is no text
-        beginnings = [text[: limit * CHARACTERS_A_PIECE] for text in texts]
+        beginnings = [text[: limit * CHARACTERS_A_SUBWORD] for text in texts]
         sources = []
         for text, beginning, ids in zip(texts, beginnings, dataset.tokenizer.encode(beginnings), strict=True):
             number += 1

@@ -31,7 +31,7 @@ class GradientSum:
             filled = partial(self._filled, len(self.buckets) - 1)
             parameter.register_post_accumulate_grad_hook(filled)  # type: ignore[no-untyped-call]
         self.missing: list[int] = []  # gradients of each bucket that the last backward pass has still to give
-        self.sent: list[tuple[Tensor, torch.distributed.Work]] = []
+        self.reductions: list[tuple[Tensor, torch.distributed.Work]] = []
 
     def expect(self) -> None:
         """The next backward pass is this rank's last one of the update."""
@@ -39,22 +39,22 @@ class GradientSum:
 
     def finish(self) -> None:
         """Puts the sums in the gradients' place; a gradient that this rank does not have counts as zero."""
-        while len(self.sent) < len(self.buckets):
+        while len(self.reductions) < len(self.buckets):
             self._send()
-        for bucket, (flat, work) in zip(self.buckets, self.sent, strict=True):
+        for bucket, (flat, work) in zip(self.buckets, self.reductions, strict=True):
             work.wait()
             for parameter, total in zip(bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True):
                 parameter.grad = total.view_as(parameter)
-        self.missing, self.sent = [], []
+        self.missing, self.reductions = [], []
 
     def _filled(self, number: int, parameter: Tensor) -> None:
         if not self.missing:  # another backward pass will add to it
             return
         self.missing[number] -= 1
-        while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
+        while len(self.reductions) < len(self.buckets) and not self.missing[len(self.reductions)]:
             self._send()
 
     def _send(self) -> None:
-        bucket = self.buckets[len(self.sent)]
+        bucket = self.buckets[len(self.reductions)]
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
-        self.sent.append((flat, torch.distributed.all_reduce(flat, async_op=True)))
+        self.reductions.append((flat, torch.distributed.all_reduce(flat, async_op=True)))
