@@ -361,6 +361,8 @@ def test_every_format_has_the_rank_correlation_with_its_interval(form: str) -> N
         " 95 % intervals by bootstrap over rows and seeds."
     )
     assert "over rows alone, since no row has a second seed" in told(table())
+    some = [run for line in turned.lines for run in line.runs if run.seed == 1 or line.name == "base"]
+    assert "over rows, and over seeds where a row has several." in told(table3.table(command("mini"), some))
     few = table3.table(command("mini"), [run for line in table().lines[:9] for run in line.runs])
     assert told(few).startswith("between the paper's rows and ours: not enough rows (9 finished, at least 10 needed).")
     level = table(bleu=lambda row, seed: 20.0)

@@ -142,8 +142,8 @@ def rank_sentence(table: Table) -> str:
             continue
         low, high = map(signed_text, found.interval)
         summaries.append(f"{metric} {signed_text(found.rho)} ({low} to {high})")
-        some = "seeds" if found.repeated == rows else f"the seeds of the {found.repeated} rows that have several"
-        drawn = f"rows and {some}" if found.repeated else "rows alone, since no row has a second seed"
+        some = "rows and seeds" if found.repeated == rows else "rows, and over seeds where a row has several"
+        drawn = some if found.repeated else "rows alone, since no row has a second seed"
     return f"{start}: {', '.join(summaries)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
 
 
