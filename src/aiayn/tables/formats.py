@@ -22,10 +22,10 @@ from aiayn.tables.table3_columns import STATUS, Cell, Column, columns_of, rows_o
 
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
 # What a terminal leaves out, the first that fits: a row's letter, its name, or its cells say the same.
-_NARROW = {"letter", "definition", "params"}
+_NARROW, _EFFECTS = {"letter", "definition", "params"}, {"diff", "Δ paper", "Δ ours"}
 _LAYOUTS = (
     *({"letter"}, {"row"}, {"letter", "definition"}, _NARROW),
-    *(_NARROW | {"diff"}, _NARROW | {"diff", "Δ paper", "Δ ours", "seeds"}),
+    *(_NARROW | left_out for left_out in ({"diff"}, _EFFECTS, _EFFECTS | {"seeds"})),
 )
 
 
@@ -183,18 +183,20 @@ def _vocabulary(table: Table) -> str:
 
 def _terminal(table: Layout, console: Console) -> str:
     for left_out in _LAYOUTS:
-        grid = _grid(table.without(left_out))
-        width = max(line.cell_len for line in grid)
-        if width <= console.width or not console.is_terminal:
+        shown = table.without(left_out)
+        figures, *_ = _grid(shown.without({"source"}))
+        if fits := figures.cell_len <= console.width or not console.is_terminal:
             break
+    grid = _grid(shown)
     if not console.is_terminal:
-        console = Console(file=console.file, width=width, color_system=None)
+        console = Console(file=console.file, width=grid[0].cell_len, color_system=None)
     notes = [
         Text.assemble((status, _COLOURS[STATUS[status]]), f"  {run}: {detail}") for run, status, detail in table.notes
     ]
     with console.capture() as capture:
         console.print(Text(table.title, "bold"))
-        console.print(*grid, sep="\n", no_wrap=True, overflow="ignore", crop=False)
+        # Only the words of a source, the last column, may be cut
+        console.print(*grid, sep="\n", no_wrap=True, overflow="ignore", crop=fits)
         console.print(Text(table.caption, "dim"), *notes, *map(Text, table.claims), sep="\n")
     return capture.get()
 
