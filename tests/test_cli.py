@@ -277,6 +277,23 @@ def test_a_signal_in_any_command_is_one_line_and_75(command, tmp_path, monkeypat
     assert capsys.readouterr().err == "aiayn: stopped by SIGTERM; repeat the command to go on from here\n"
 
 
+def test_a_signal_is_not_hidden_by_a_clean_up_that_it_makes_fail(capsys):
+    """As in a library's `finally: f.close()`, where the signal came before f was opened."""
+
+    def interrupted_at(signalled):
+        with cli.one_line_errors():
+            try:
+                raise signalled
+            finally:
+                {}["f"]
+
+    with pytest.raises(SystemExit) as left:
+        interrupted_at(signals.Interrupted("stopped by SIGINT"))
+    assert (left.value.code, capsys.readouterr().err) == (75, "aiayn: stopped by SIGINT\n")
+    with pytest.raises(KeyError):  # control: any other error keeps its traceback
+        interrupted_at(RuntimeError())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("seconds", [0.05, 0.4])
 def test_a_signal_while_a_command_is_imported_is_one_line_and_75(number, seconds, tmp_path):

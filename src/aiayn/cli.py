@@ -224,6 +224,9 @@ def one_line_errors() -> Iterator[None]:
         except BrokenPipeError:
             raise
         except Exception as error:
+            # A library's own clean-up may fail of the signal that interrupts it, and hide it
+            if isinstance(error.__context__, signals.Interrupted):
+                raise error.__context__ from None
             code, line = explained(error)
             fail(line, code)
 

@@ -351,7 +351,7 @@ def test_a_signal_ends_a_download_at_once_although_the_server_is_silent(
     toy_run, server, tmp_path, monkeypatch, capsys, number
 ):
     """Otherwise the second half would come, and then the other archives be asked for."""
-    content, goes_on = b"x" * 100_003, threading.Event()
+    content, goes_on, downloads = b"x" * 100_003, threading.Event(), tmp_path / "prepared" / "downloads"
 
     def served(part: wmt14.Part) -> wmt14.Part:
         server.files[part.archive.name] = content
@@ -361,6 +361,9 @@ def test_a_signal_ends_a_download_at_once_although_the_server_is_silent(
     def half_of_it(answer, content: bytes) -> None:
         answer.start(200, len(content))
         answer.wfile.write(content[:50_021])
+        partial = downloads / f".{corpus.archives[0].name}.part"
+        while not partial.exists() or partial.stat().st_size < 50_021:  # then the command waits for more
+            time.sleep(0.01)
         os.kill(os.getpid(), number)
         goes_on.wait(20)
         answer.wfile.write(content[50_021:])
@@ -377,7 +380,7 @@ def test_a_signal_ends_a_download_at_once_although_the_server_is_silent(
     goes_on.set()
     assert f"stopped by {number.name}; repeat the command to go on from here" in capsys.readouterr().out
     assert server.asked == [(corpus.archives[0].name, None)]
-    assert wmt14.missing(corpus, tmp_path / "prepared" / "downloads") == [remote.name for remote in corpus.archives]
+    assert wmt14.missing(corpus, downloads) == [remote.name for remote in corpus.archives]
     assert not (tmp_path / "run" / "failure.json").exists()
 
 

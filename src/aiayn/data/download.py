@@ -8,8 +8,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,8 +130,8 @@ def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> 
     if start:
         headers["Range"] = f"bytes={start}-"
     try:
-        with _asked(urllib.request.Request(remote.url, headers=headers)) as (answer, blocks):
-            _append(remote, partial, start, answer, blocks, received)
+        with _asked(urllib.request.Request(remote.url, headers=headers)) as answer:
+            _append(remote, partial, start, answer, received)
     except urllib.error.HTTPError as error:
         said = f"{error.code} {error.reason}"
         error.close()
@@ -147,37 +146,21 @@ def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> 
         raise _BrokenOff(_cause(error)) from error
 
 
-@contextmanager
-def _asked(request: urllib.request.Request) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
-    """The server's answer and its blocks, got by a thread: no signal interrupts the lookup of a host's name."""
-    got: queue.Queue[Any] = queue.Queue(2)  # the answer, its blocks, an empty one or an error
-    left = threading.Event()
+def _asked(request: urllib.request.Request) -> http.client.HTTPResponse:
+    """The server's answer, got by a thread: no signal interrupts the lookup of a host's name."""
+    got: queue.Queue[Any] = queue.Queue()
 
     def get() -> None:
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-                got.put(answer)
-                block = b"more"
-                while block and not left.is_set():
-                    block = answer.read1(_BLOCK)
-                    got.put(block)
+            got.put(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))
         except Exception as error:
             got.put(error)
 
-    def following() -> Any:
-        item = got.get()
-        if isinstance(item, Exception):
-            raise item
-        return item
-
     threading.Thread(target=get, daemon=True).start()
-    try:
-        yield following(), iter(following, b"")
-    finally:
-        left.set()
-        with suppress(queue.Empty):  # else the thread could wait for room for ever
-            while True:
-                got.get_nowait()
+    answer = got.get()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer  # type: ignore[no-any-return]
 
 
 def _append(
@@ -185,7 +168,6 @@ def _append(
     partial: Path,
     start: int,
     answer: http.client.HTTPResponse,
-    blocks: Iterator[bytes],
     received: Callable[[int], None],
 ) -> None:
     length = answer.headers.get("Content-Length")
@@ -198,12 +180,12 @@ def _append(
         start, total = 0, length or "*"
     if total not in ("*", str(remote.size)):
         # Something else, an error page perhaps: what came before stays as it is
-        raise _refusal(remote, remote.url, _measured(answer, blocks, remote.size))
+        raise _refusal(remote, remote.url, _measured(answer, remote.size))
     if start == 0:
         storage.remove(partial)
     arrived = start
     with storage.appending(partial) as file:
-        for block in blocks:
+        while block := answer.read1(_BLOCK):
             storage.append_bytes(file, partial, block)
             arrived += len(block)
             received(arrived)
@@ -213,9 +195,9 @@ def _append(
         raise _BrokenOff(f"the connection ended after {arrived} of {remote.size} bytes")
 
 
-def _measured(answer: http.client.HTTPResponse, blocks: Iterator[bytes], most: int) -> str:
+def _measured(answer: http.client.HTTPResponse, most: int) -> str:
     digest, size = hashlib.sha256(), 0
-    for block in blocks:
+    while block := answer.read1(_BLOCK):
         digest.update(block)
         size += len(block)
         if size > most:
