@@ -224,7 +224,7 @@ def one_line_errors() -> Iterator[None]:
         except BrokenPipeError:
             raise
         except Exception as error:
-            # A library's own clean-up may fail of the signal that interrupts it, and hide it
+            # A signal may make a library's clean-up fail, whose error would hide it
             if isinstance(error.__context__, signals.Interrupted):
                 raise error.__context__ from None
             code, line = explained(error)

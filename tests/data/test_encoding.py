@@ -207,7 +207,7 @@ def test_a_dev_set_without_references_is_refused_before_anything_is_learned(tmp_
     for side in ("en", "de"):
         (folder / f"dev.{side}").write_text(lines)
     said = []
-    with pytest.raises(DataError, match=r"dev\.de leave no dev pair whose target side has any text"):
+    with pytest.raises(DataError, match=r"dev\.de leave no dev pair with text on the target side"):
         prepare_here(tmp_path / "small", folder, progress=said.append)
     assert said == []
 

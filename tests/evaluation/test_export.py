@@ -243,6 +243,26 @@ def test_marian_refuses_in_one_line_what_it_cannot_hold(overrides, words):
     assert "\n" not in str(refused.value)
 
 
+def test_a_refused_export_writes_nothing(finished, tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="needs the extra: pip install -e '.[export]'")
+    run = compose.compose_row(*finished)
+    monkeypatch.setattr(export, "trained", lambda config: (learned, evaluate.trained(run)[1], tmp_path))
+    learned = random_model(compose.compose_row("experiment=e_learned_positions", "scale=smoke"))
+    with pytest.raises(schema.ConfigError, match="Marian has sinusoids only"):
+        export.main(dataclasses.replace(run, format="marian"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("tokenizer", "said"), [("sentencepiece", "SentencePiece's own"), ("paper", "JSON with the")])
+def test_an_export_says_what_its_tokenizer_file_is(tokenizer, said, finished, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("safetensors", reason="needs the extra: pip install -e '.[export]'")
+    run = compose.compose_row(*finished)
+    model, dataset, _ = evaluate.trained(run)
+    monkeypatch.setattr(export, "trained", lambda config: (model, dataset, tmp_path))
+    export.main(dataclasses.replace(run, tokenizer=tokenizer, format="safetensors"))
+    assert f"tokenizer.model is {said}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("format", ["ctranslate2", "marian"])
 @pytest.mark.parametrize("part", ["positions=relative", "positions=none", "scores=dot", "residual=none"])
 def test_parts_from_beyond_table_3_are_refused_by_formats_that_have_none(finished, format, part, tmp_path):

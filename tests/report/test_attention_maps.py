@@ -104,6 +104,12 @@ def test_figures_show_the_weights_and_name_both_sides() -> None:
     assert strengths == pytest.approx(expected)
 
 
+def test_a_uniform_head_over_many_keys_has_a_line_to_each() -> None:
+    keys = [f"k{number}" for number in range(57)]  # weights of 0.018
+    (axes,) = attention_maps.lines(np.full((1, 3, 57), 1 / 57), ["a", "b", "c"], keys, "uniform").axes
+    assert len(axes.collections[0].get_segments()) == 3 * 57
+
+
 @pytest.mark.parametrize("line", [b"", b"   \n", b"1 " * 200])
 def test_a_sentence_that_is_no_picture_is_refused_in_one_line(finished: list[str], line: bytes) -> None:
     with pytest.raises(ConfigError, match=r"the sentence has \d+ tokens"):

@@ -121,6 +121,19 @@ def test_a_worker_sees_nothing_of_somebody_elses_group_of_ranks(toy_run, echo, m
     assert arguments == ["-m", "aiayn.training.worker", str(folders.run_folder(run))]
 
 
+PYTHON = sys.executable
+
+
+def test_a_module_of_the_user_in_the_folder_of_the_command_hides_none_of_pythons(toy_run, echo, tmp_path):
+    jobs.start(toy_run, None, ExitStack(), {}).ranks[0].wait()
+    (tmp_path / "secrets.py").write_text("")
+    for variable, hidden in ((echo()[1]["PYTHONSAFEPATH"], False), ("", True)):  # empty: control
+        command = [PYTHON, "-c", "import secrets; print(secrets.__file__)"]
+        environment = os.environ | {"PYTHONSAFEPATH": variable}
+        found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        assert (found.stdout.strip() == str(tmp_path / "secrets.py")) == hidden
+
+
 def test_each_device_has_a_process_that_knows_its_rank_and_where_to_meet(toy_run, echo, tmp_path):
     run = dataclasses.replace(toy_run, hardware=dataclasses.replace(toy_run.hardware, devices=3))
     (tmp_path / "python").write_text(f"#!/bin/sh\nenv > {tmp_path}/rank$RANK\n")

@@ -69,7 +69,7 @@ def counts(figures: dict[str, tuple[float, float]] = FIGURES) -> dict[tuple[str,
 def printed(counts: dict[tuple[str, int], Any], format: str, console: Console | None = None) -> str:
     """The table with its claims, of which those on BLEU rest on these counts."""
     table = made()
-    return formats.printed(beyond.layout(table, paper_claims.check(table, counts, beyond.CLAIMS)), format, console)
+    return formats.printed([beyond.layout(table, paper_claims.check(table, counts, beyond.CLAIMS))], format, console)
 
 
 def verdicts(table: Table, counts: dict[tuple[str, int], Any]) -> dict[tuple[str, str], str]:

@@ -70,7 +70,7 @@ def paper_table(**arguments: Any) -> Table:
 
 
 def render(made: Table, form: str, console: Console | None = None) -> str:
-    return formats.printed(formats.layout(made), form, console)
+    return formats.printed([formats.layout(made)], form, console)
 
 
 def wide() -> Console:
@@ -477,5 +477,5 @@ def test_a_line_on_a_run_has_the_papers_figures_under_the_papers_conditions_only
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="format=html: must be one of terminal, md, csv, latex"):
+    with pytest.raises(ValueError, match="format=html: must be one of terminal, md, latex, csv"):
         render(table(), "html")

@@ -27,8 +27,8 @@ def checked(config: Config) -> Config:
     unread = [key for key, value in vars(config.data).items() if re.match("(train|dev|test)_", key) and value]
     if unread and not config.data.train_source:
         raise ConfigError(
-            f"data.{unread[0]}={getattr(config.data, unread[0])}: is read with data.train_source alone;"
-            " give all six files, as data=files asks for them"
+            f"data.{unread[0]}={getattr(config.data, unread[0])}: is read only with data.train_source;"
+            " give all six files (data=files)"
         )
     if config.training.tokens_per_update < config.data.max_length:
         raise ConfigError(
@@ -56,9 +56,9 @@ def checked(config: Config) -> Config:
         raise ConfigError(
             f"bench.d_model={config.bench.d_model}: must be a multiple of {HEAD_WIDTH}, the width of a head"
         )
-    if Path(config.bench.output).suffix in ("", ".md"):
+    if Path(config.bench.output).suffix == ".md" or not config.bench.output:
         raise ConfigError(
-            f"bench.output={config.bench.output!r}: must end in .json or the like; the tables go into .md beside it"
+            f"bench.output={config.bench.output!r}: must name a .json file; the tables are written to .md beside it"
         )
     if config.bench.neighbourhood % 2 == 0:
         raise ConfigError(
@@ -95,7 +95,7 @@ def _parts_suit(model: Model) -> None:
             suited = " ".join(f"model.{key}={only[key]}" for key in wrong)
             raise ConfigError(
                 f"{named}: not for model.kind={model.kind};"
-                f" use {suited}, or experiment=s_{model.kind}, which has all that suits"
+                f" use {suited}, or experiment=s_{model.kind}, which sets them all"
             )
     for key in _OF_TRANSFORMER if model.kind == "transformer" else ():
         if getattr(model, key) == 0:

@@ -40,9 +40,8 @@ def convert(composed: DictConfig) -> Config:
     plain = cast(dict[str, Any], OmegaConf.to_container(own))
     typed, given = _typed(plain), dict(_flat(plain))
     for key, value, _ in leaves(typed):
-        if isinstance(value, str) and isinstance(
-            given.get(key), bool | int | float
-        ):  # 2024_11_23 would become 20241123
+        # Hydra reads 2024_11_23 as 20241123
+        if isinstance(value, str) and isinstance(given.get(key), bool | int | float):
             raise ConfigError(f"{key}={given[key]}: must be text; quote what looks like a number: {key}=\"'...'\"")
     # In range before scaling too, which makes at least 1 of everything
     return checked(scaled(in_range(typed)))

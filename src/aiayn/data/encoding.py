@@ -79,7 +79,10 @@ def encode_corpus(
             # Unfit text is refused now, not after minutes of training a vocabulary; the training text is read for that
             for split in SPLITS[1:]:
                 if not sum(len(target) for _, target in read(split, text[split], selection, Counter())):
-                    raise DataError(f"{_names(text[split])} leave no {split} pair whose target side has any text")
+                    raise DataError(
+                        f"{_names(text[split])} leave no {split} pair with text on the target side"
+                        f" (scale.max_words is {selection.max_words})"
+                    )
             pairs = _training_pairs(text["train"], selection)
             if moses:
                 progress(f"learning {moses_bpe.MERGES} merges of Moses tokens")

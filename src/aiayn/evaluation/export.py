@@ -25,10 +25,14 @@ POSITIONS = 1024
 NORM_EPSILON = 1e-6  # as in AddAndNorm
 USE = {
     "ctranslate2": "Translator(folder).translate_batch([subwords], length_penalty=0, min_decoding_length=0); subwords"
-    " are those of tokenizer.model, SentencePiece's own file; their length penalty is another than the paper's",
+    " are those of tokenizer.model; their length penalty is another than the paper's",
     "marian": "MarianMTModel.from_pretrained(folder).generate(ids); ids are tokenizer.model's, then 3 for EOS",
     "safetensors": "transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'));"
     " transformer is that of aiayn.alternatives.parts",
+}
+TOKENIZER_FILE = {
+    "sentencepiece": "SentencePiece's own file",
+    "paper": "JSON with the merges and subwords of Moses tokens: SentencePiece cannot read it",
 }
 LIBRARIES = {"ctranslate2": "ctranslate2", "safetensors": "safetensors", "marian": "transformers"}
 
@@ -261,8 +265,7 @@ def main(config: Config) -> None:
     storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.subwords)})
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     print(f"to use it: {USE[config.format]}")
-    if config.tokenizer == "paper" and config.format != "safetensors":
-        print("tokenizer.model holds the merges and subwords of Moses tokens as JSON, which SentencePiece cannot read")
+    print(f"tokenizer.model is {TOKENIZER_FILE[config.tokenizer]}")
 
 
 def _widened(rows: Tensor, num_heads: int, width: int) -> Tensor:

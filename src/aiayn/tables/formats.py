@@ -52,22 +52,22 @@ def layout(table: Table) -> Layout:
     return Layout(title(table), caption(table), columns_of(table), table.opens, table.notes, _records(table))
 
 
-def printed(layout: Layout, format: str, console: Console | None = None) -> str:
-    """The table as text in a format: `terminal`, `md`, `csv` or `latex`.
+def printed(layouts: Sequence[Layout], format: str, console: Console | None = None) -> str:
+    """The tables as text in a format: `terminal`, `md`, `csv` or `latex`; one below the other, in `csv` as one table.
 
     For the terminal it is as wide and as coloured as `console` (standard output when none is given) allows; a file or a
     pipe gets every column, without colour. ConfigError for another format.
     """
-    if format == "terminal":
-        return _terminal(layout, console or Console())
-    formats: dict[str, Callable[[Layout], str]] = {
+    one_by_one: dict[str, Callable[[Layout], str]] = {
+        "terminal": lambda layout: _terminal(layout, console or Console()),
         "md": _markdown,
-        "csv": lambda table: printed_csv([table]),
         "latex": _latex,
     }
-    if format not in formats:
-        raise ConfigError(f"format={format}: must be one of terminal, {', '.join(formats)}")
-    return formats[format](layout)
+    if format == "csv":
+        return _csv(layouts)
+    if format not in one_by_one:
+        raise ConfigError(f"format={format}: must be one of {', '.join(one_by_one)}, csv")
+    return "\n".join(map(one_by_one[format], layouts))
 
 
 def title(table: Table) -> str:
@@ -279,7 +279,7 @@ def record(table: Table, line: Line, definition: dict[str, Any], others: dict[st
     return found | {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
 
 
-def printed_csv(tables: Sequence[Layout]) -> str:
+def _csv(tables: Sequence[Layout]) -> str:
     """The records of the tables under one header, each row once; what a table has no column for is empty."""
     rows: dict[str, dict[str, Any]] = {}
     for record in (record for table in tables for record in table.records):

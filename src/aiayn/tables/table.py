@@ -17,7 +17,6 @@ def main(run: Config) -> None:
     if others := beyond.table(run, runs):
         findings = paper_claims.check(others, beyond.counts_of(run, others), beyond.CLAIMS)
         layouts.append(beyond.layout(others, findings))
-    texts = [formats.printed(layout, run.format) for layout in layouts]
-    sys.stdout.write(formats.printed_csv(layouts) if run.format == "csv" else "\n".join(texts))
+    sys.stdout.write(formats.printed(layouts, run.format))
     if not runs and (precisions := folders.in_other_precisions(run)):
         print(f"aiayn: {folder} has no runs{precisions}", file=sys.stderr)

@@ -130,14 +130,14 @@ class Dev(pl.Callback):
         self.record, self.measure, self.every, self.last = record, measure, every, last
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Measures the weights of the checkpoint where a signal has left no time for it."""
+        """Makes the measurement that a signal cut short before this checkpoint was saved."""
         if self.record.start:
             self._measure(self.record.start)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
     ) -> None:
-        """Rank 0 measures; the others meet it at the next update. Once a signal has come, nothing is measured."""
+        """Rank 0 measures; the others meet it at the next update. A signal cuts the measurement short."""
         step = batch.number + 1
         if self._is_due(step):
             cast(LightningTransformer, module).settle()

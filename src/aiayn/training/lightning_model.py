@@ -96,7 +96,7 @@ class LightningTransformer(pl.LightningModule):
             )
             if self.ranks > 1 and number == len(update.batches):
                 self.gradient_sum.expect()
-            with torch.autocast(self.device.type, enabled=False):  # as torch asks for: what forward chose holds
+            with torch.autocast(self.device.type, enabled=False):  # as torch recommends: in the types of forward
                 (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
             sums[:2] += torch.stack((loss.detach().double(), nats.double()))
         if self.ranks > 1:

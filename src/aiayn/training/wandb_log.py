@@ -100,7 +100,7 @@ class View:
         if not self.given_up:
             self.given_up = True
             line = " ".join(jobs.without_secrets(cause).split())[:300]
-            print(f"W&B is not to be had, the run goes on without it: {line}", flush=True)
+            print(f"W&B is out of order, the run does not wait for it: {line}", flush=True)
 
     def _pass_on(self) -> None:
         try:
