@@ -58,6 +58,36 @@ def test_labelled_f1_counts_brackets_by_label_and_place(tmp_path, capsys) -> Non
     assert "of 2 trees, 1 have brackets that match, 0 are the reference" in printed
 
 
+def test_a_penn_treebank_loses_its_words_traces_function_tags_and_the_bracket_around_each_tree(tmp_path) -> None:
+    trees = script("trees")
+    (tmp_path / "wsj").write_text(
+        """( (S
+    (NP-SBJ-1 (DT The) (NN train) (-LRB- -LRB-) (ADJP (JJ old)) (-RRB- -RRB-))
+    (VP (VBZ seems) (S (NP-SBJ (-NONE- *-1)) (VP (TO to) (VP=2 (VB wait)))))
+    (. .)) )
+((NP (PRP$ its) (NN café)))
+"""
+    )
+    trees.convert(tmp_path / "wsj", tmp_path / "new" / "dev")
+    assert lines(tmp_path / "new" / "dev.source") == ["The train -LRB- old -RRB- seems to wait .", "its café"]
+    assert lines(tmp_path / "new" / "dev.target") == [
+        "(S (NP DT NN -LRB- (ADJP JJ )ADJP -RRB- )NP (VP VBZ (S (VP TO (VP VB )VP )VP )S )VP . )S",
+        "(NP PRP$ NN )NP",
+    ]
+    for tree in lines(tmp_path / "new" / "dev.target"):
+        assert trees.brackets(tree)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("(S (NN a))\n)", "outside of a tree, after 1"), ("(S (NN a)", "not closed")]
+)
+def test_a_treebank_with_brackets_that_do_not_match_is_refused(text: str, words: str, tmp_path) -> None:
+    (tmp_path / "wsj").write_text(text)
+    with pytest.raises(SystemExit, match=words):
+        script("trees").convert(tmp_path / "wsj", tmp_path / "dev")
+    assert not (tmp_path / "dev.source").exists()
+
+
 def test_a_melody_in_another_key_is_as_many_semitones_higher(tmp_path, capsys) -> None:
     melodies = script("melodies")
     melody = melodies.generated(random.Random(3))

@@ -1,10 +1,12 @@
 """A synthetic treebank: English sentences of a small random grammar, and their bracketed trees without the words.
 
-`python trees.py make FOLDER` writes {train,dev,test}.{source,target}; `python trees.py score REFERENCES TREES` prints
-the labelled F1 of the brackets of two files, one tree a line.
+`python trees.py make FOLDER` writes {train,dev,test}.{source,target}. `python trees.py convert TREEBANK FOLDER/train`
+writes the same two files of trees in the Penn Treebank's format. `python trees.py score REFERENCES TREES` prints the
+labelled F1 of the brackets of two files, one tree a line.
 """
 
 import random
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -59,6 +61,44 @@ def make(folder: Path) -> None:
             (folder / f"{split}.{side}").write_text("".join(line + "\n" for line in lines))
 
 
+def convert(treebank: Path, stem: Path) -> None:
+    """The words and trees of a file in the Penn Treebank's format, as stem.source and stem.target.
+
+    Traces and the constituents that hold nothing else are left out, as are function tags and indices (NP-SBJ-1 is NP).
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    opened, sources, targets = list[tuple[str, list[str]]](), list[str](), list[str]()
+    words = list[str]()
+    for bracket, label, word in re.findall(r"(\()\s*([^\s()]*)|([^\s()]+)|\)", treebank.read_text(encoding="utf-8")):
+        if bracket:
+            opened.append((label if label.startswith("-") else re.split("[-=|]", label)[0], []))
+            continue
+        if not opened:
+            raise SystemExit(f"{treebank}: a bracket or word outside of a tree, after {len(targets)} trees")
+        if word:
+            if opened[-1][0] != "-NONE-":
+                words.append(word)
+                opened[-1][1].append("")  # a word takes no token of the tree: its tag does
+            continue
+        label, parts = opened.pop()
+        if parts == [""]:
+            tree = label
+        elif parts and label:
+            tree = f"({label} {' '.join(parts)} ){label}"
+        else:
+            tree = " ".join(parts)  # the bracket without a label around each tree
+        if opened and tree:
+            opened[-1][1].append(tree)
+        elif tree:
+            sources.append(" ".join(words))
+            targets.append(tree)
+            words.clear()
+    if opened:
+        raise SystemExit(f"{treebank}: the last tree is not closed")
+    for side, lines in ("source", sources), ("target", targets):
+        stem.with_name(f"{stem.name}.{side}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
 def brackets(tree: str) -> Counter[tuple[str, int, int]]:
     """Each constituent as (label, first word, end); empty for a tree whose brackets do not match."""
     found, opened, place = Counter[tuple[str, int, int]](), list[tuple[str, int]](), 0
@@ -91,4 +131,4 @@ def score(references: Path, trees: Path) -> None:
 
 if __name__ == "__main__":
     command, *paths = sys.argv[1:]
-    {"make": make, "score": score}[command](*map(Path, paths))
+    {"make": make, "convert": convert, "score": score}[command](*map(Path, paths))
