@@ -38,6 +38,11 @@ def test_decoding_is_compiled_for_32_bits_on_a_cpu_only(words):
             "decoding.compile=true: only the parts of Table 3 .* use false",
         ),
         ("model.positions=true", "model.positions=True: must be text"),
+        (
+            "experiment=s_rnn_attention fidelity=released_code",
+            "fidelity.sinusoids=halves: .* with model.kind=rnn_attention use fidelity=paper",
+        ),
+        ("experiment=s_rnn fidelity.zero_start=true", "fidelity.zero_start=True: .* use fidelity=paper"),
     ],
 )
 def test_a_part_that_does_not_suit_is_refused_in_one_line(words, line):
@@ -47,7 +52,8 @@ def test_a_part_that_does_not_suit_is_refused_in_one_line(words, line):
 
 
 def test_what_suits_is_not_refused():  # control
-    for words in ("experiment=s_rnn", "experiment=f_no_residual hardware=gpu", "hardware=gpu"):
+    released = "experiment=f_additive fidelity=released_code"
+    for words in ("experiment=s_rnn", "experiment=f_no_residual hardware=gpu", "hardware=gpu", released):
         compose.compose_row(*words.split())
     compose.compose_row("model.positions=learned", "model.residual=positions")
     compose.compose_row("model.positions=none", "model.scores=additive", "model.residual=none")

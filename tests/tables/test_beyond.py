@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from aiayn.config import folders, schema
+from aiayn.config import compose, folders, schema
 from aiayn.core import storage
 from aiayn.evaluation.metrics import paper_counts
 from aiayn.runs.records import Run
@@ -95,6 +95,16 @@ def test_there_is_none_before_a_row_of_it_is_begun() -> None:
     assert beyond.table(LIKE, base) is None
     for status in ("half-done", "failed"):
         assert beyond.table(LIKE, [*base, Run("f_additive", 1, status, "", None, 3)]) is not None  # control
+
+
+def test_under_the_released_code_s_fidelity_it_has_no_lstms_which_that_code_does_not_have() -> None:
+    begun = [Run("f_additive", 1, "half-done", "", None, 3)]
+    released = beyond.table(compose.compose_row("fidelity=released_code"), begun)
+    assert released is not None
+    assert [line.name for line in released.lines] == ["base", *schema.BEYOND[:6]]
+    findings = paper_claims.check(released, {}, beyond.CLAIMS)
+    assert {finding.verdict for finding in findings} == {"undecided"}
+    assert "f_additive" in formats.printed([beyond.layout(released, findings)], "md")
 
 
 def test_each_row_stands_beside_base_and_the_published_figure_with_its_source() -> None:

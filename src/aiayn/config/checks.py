@@ -19,9 +19,17 @@ def checked(config: Config) -> Config:
         raise ConfigError(
             f"model.d_model={config.model.d_model}: must be even (sinusoids come in pairs); change it or scale.width"
         )
-    if 0 < config.fidelity.embedding_rows < config.data.vocab_size:
+    fidelity = config.fidelity
+    ways = {"sinusoids": "alternating", "target_space": False, "zero_start": False}
+    other = [key for key, paper in ways.items() if getattr(fidelity, key) != paper]
+    if config.model.kind != "transformer" and other:
         raise ConfigError(
-            f"fidelity.embedding_rows={config.fidelity.embedding_rows}: must be at least"
+            f"fidelity.{other[0]}={getattr(fidelity, other[0])}: is the Transformer's; with"
+            f" model.kind={config.model.kind} use fidelity=paper"
+        )
+    if 0 < fidelity.embedding_rows < config.data.vocab_size:
+        raise ConfigError(
+            f"fidelity.embedding_rows={fidelity.embedding_rows}: must be at least"
             f" data.vocab_size={config.data.vocab_size}, or 0 for as many rows as subwords"
         )
     unread = [key for key, value in vars(config.data).items() if re.match("(train|dev|test)_", key) and value]

@@ -43,7 +43,9 @@ CLAIMS = (
 
 def table(run: Config, runs: Sequence[Run]) -> Table | None:
     """The rows beyond Table 3, base before them, at the scale and on the data of `run`; None if none is begun."""
-    made = table3.table(run, runs, compose.rows(run.fidelity.name, ("base", *BEYOND)))
+    # The LSTMs have no fidelity but the paper's
+    beyond = BEYOND if run.fidelity.name == "paper" else tuple(name for name in BEYOND if name.startswith("f_"))
+    made = table3.table(run, runs, compose.rows(run.fidelity.name, ("base", *beyond)))
     return made if any(line.status != "missing" for line in made.lines[1:]) else None
 
 
