@@ -134,12 +134,13 @@ class Correlation:
 
 
 def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
-    """A finding on each claim; no verdict without two seeds of every row that it is about.
+    """A finding on each claim about the table's rows; no verdict without two seeds of every row that it is about.
 
     The p-values are two-sided and corrected together (Benjamini and Hochberg), so that of the verdicts on the page at
     most 5 % are expected to be wrong. A verdict on BLEU must also survive a paired bootstrap of the sentences.
     """
     lines = {line.name: line for line in table.lines}
+    claims = [claim for claim in claims if lines.keys() >= set(claim.rows)]
     rises = [rise(_samples(claim, lines), claim.weights(lines)) for claim in claims]
     evidence = [None if found is None else _p_values(claim, found) for claim, found in zip(claims, rises, strict=True)]
     known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
