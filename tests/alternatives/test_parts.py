@@ -31,7 +31,7 @@ def by_definition(model: Transformer, source: list[int], target_input: list[int]
             return (attention.scores.v[head] * torch.tanh(query + key)).sum()
         if part["positions"] == "relative" and to_itself:
             most = relative_positions.MAX_DISTANCE
-            key = key + attention.scores.vectors[max(-most, min(most, distance)) + most]
+            key = key + attention.scores.vectors[head, max(-most, min(most, distance)) + most]
         return query @ key / (1 if part["scores"] == "dot" else math.sqrt(len(key)))
 
     def attend(attention: nn.Module, x: Tensor, memory: Tensor | None, causal: bool) -> Tensor:

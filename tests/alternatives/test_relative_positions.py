@@ -16,13 +16,13 @@ def naive(scores: RelativeScores, queries: Tensor, keys: Tensor) -> Tensor:
     """Eq. 4 of Shaw et al. as it is written: a vector for each pair of tokens."""
     own, others = queries.size(-2), keys.size(-2)
     distances = torch.arange(others) - torch.arange(others - own, others).unsqueeze(1)  # (Q, M)
-    vectors = scores.vectors[distances.clamp(-scores.max_distance, scores.max_distance) + scores.max_distance]
+    vectors = scores.vectors[:, distances.clamp(-scores.max_distance, scores.max_distance) + scores.max_distance]
     return torch.einsum("...qk,...qmk->...qm", queries, keys.unsqueeze(-3) + vectors) / K**0.5
 
 
 def drawn(queries: int, keys: int, max_distance: int) -> tuple[RelativeScores, Tensor, Tensor]:
     torch.manual_seed(7)
-    scores = RelativeScores(K, max_distance).double()
+    scores = RelativeScores(H, K, max_distance).double()
     sides = (torch.randn(B, H, length, K, dtype=torch.float64, requires_grad=True) for length in (queries, keys))
     return scores, *sides
 

@@ -20,7 +20,7 @@ def transformer(*, kind: str, positions: str, scores: str, residual: str, **size
             elif scores == "additive":
                 module.scores = AdditiveScores(module.num_heads, module.d_k)
             elif positions == "relative" and isinstance(module, SelfAttention):
-                module.scores = RelativeScores(module.d_k)
+                module.scores = RelativeScores(module.num_heads, module.d_k)
         elif isinstance(module, AddAndNorm):
             module.residual = residual == "connections"
     model.positions_before_every_layer = residual == "positions"

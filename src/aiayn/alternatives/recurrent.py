@@ -30,6 +30,7 @@ class RecurrentModel(nn.Module):
         self.d_model = d_model
         # Paper: Luong reads the source backwards, Britz in both directions, which they find better (their
         # section 4.4); here each direction has half of the units, so that both final states make up the decoder's first
+        # Paper: Luong draws all weights from U(-0.1, 0.1); here as torch draws those of its LSTM
         self.encoder = nn.ModuleList(nn.LSTM(d_model, d_model // 2, bidirectional=True) for _ in range(num_layers))
         self.decoder = nn.ModuleList(nn.LSTM(d_model, d_model) for _ in range(num_layers))
         self.attention = DotAttention(d_model) if attention else None

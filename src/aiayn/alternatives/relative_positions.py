@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-# Q query tokens; M tokens that they look at; K d_k
+# H heads; Q query tokens; M tokens that they look at; K d_k
 
 MAX_DISTANCE = 16
 """k of Shaw et al.: tokens farther apart share a vector."""
@@ -12,21 +12,22 @@ MAX_DISTANCE = 16
 class RelativeScores(nn.Module):
     """Scaled dot products of queries with keys to which a vector of their distance is added (their Eq. 4).
 
-    The heads of a layer share the vectors (their section 3.3). None are added to values, which did not help (their
-    Table 3).
+    Each head of each layer has vectors of its own, as in their base (4.1). None are added to values, which did not help
+    (their Table 3).
     """
 
-    def __init__(self, d_k: int, max_distance: int = MAX_DISTANCE) -> None:
+    def __init__(self, num_heads: int, d_k: int, max_distance: int = MAX_DISTANCE) -> None:
         super().__init__()
         self.max_distance = max_distance
         # Paper: silent on initialisation; here as every projection of the Transformer is drawn
-        self.vectors = nn.Parameter(nn.init.xavier_uniform_(torch.empty(2 * max_distance + 1, d_k)))
+        heads = [nn.init.xavier_uniform_(torch.empty(2 * max_distance + 1, d_k)) for _ in range(num_heads)]
+        self.vectors = nn.Parameter(torch.stack(heads))  # (H, 2 * max_distance + 1, K)
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Queries (..., Q, K) of the last Q of the M tokens, whose keys are (..., M, K), as scores (..., Q, M)."""
+        """Queries (..., H, Q, K) of the last Q of the M tokens, with keys (..., H, M, K), as scores (..., H, Q, M)."""
         distances = torch.arange(1 - keys.size(-2), queries.size(-2) + 1, device=queries.device)  # (M + Q,)
         numbers = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
-        by_distance = (queries @ self.vectors.t()).index_select(-1, numbers)  # (..., Q, M + Q)
+        by_distance = (queries @ self.vectors.transpose(1, 2)).index_select(-1, numbers)  # (..., H, Q, M + Q)
         scores = queries @ keys.transpose(-2, -1) + skewed(by_distance)
         return scores * queries.size(-1) ** -0.5  # type: ignore[no-any-return]
 

@@ -187,6 +187,7 @@ def _encode(
     """Writes the token ids of one split and returns its counts for the manifest; holds no more than a few chunks."""
     unfit = ("empty", "invalid UTF-8", "too long", BEYOND_PAIRS) if split == "train" else ()
     dropped = Counter(dict.fromkeys((*unfit, OVER_MAX_WORDS), 0))
+    # Paper: silent on long pairs; the released code drops those of more than 256 tokens from training
     longest = max_length - 1 if split == "train" else None  # EOS is one token more
     chunks = in_chunks(read(split, parts, selection, dropped), _PAIRS_AT_ONCE)
     encoder = partial(_encoder, tokenizer.path, longest)

@@ -103,6 +103,7 @@ class _Training:
     def _train(self) -> bytes:
         written = io.BytesIO()
         try:
+            # Paper: byte pairs, or word pieces for English-French (5.1), by programs that it does not name
             sentencepiece.SentencePieceTrainer.train(
                 # SentencePiece has copied a word before it asks for the next
                 sentence_iterator=(self.words.popleft() for _ in range(len(self.words))),

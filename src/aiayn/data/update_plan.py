@@ -98,7 +98,8 @@ def _dealt(count: int, pool: int, pools: int, random: np.random.Philox) -> Sente
 def _pool_plan(
     pool: Sentences, source_lengths: Lengths, target_lengths: Lengths, tokens_per_update: int, random: np.random.Philox
 ) -> Iterator[Sentences]:
-    # Paper: silent on how pairs are grouped; the released code's buckets grow by 1.1
+    # Paper: only that lengths in a batch are similar (5.1); the released code has buckets too, its later versions
+    # growing by 1.1 from 8, here from 1
     bounds = _bucket_bounds(tokens_per_update)
     key = np.empty(len(pool), np.uint64)
     for start in range(0, len(pool), encoded.SENTENCES_AT_ONCE):
@@ -110,6 +111,7 @@ def _pool_plan(
     del key
     order = pool[order]
     del pool
+    # Paper: "approximately" so many tokens (5.1); the released code counts padding too, here the tokens alone
     borders = _cut(order, source_lengths, target_lengths, tokens_per_update)
     for update in np.argsort(random.random_raw(len(borders) - 1), kind="stable"):
         yield order[borders[update] : borders[update + 1]].copy()  # a view would keep all of its pool

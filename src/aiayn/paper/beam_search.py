@@ -26,6 +26,7 @@ class Hypothesis:
 
 def penalty(length: Tensor | int, length_penalty: float) -> Tensor | float:
     """((5 + length) / 6) ** alpha, by which log probabilities are divided; the length counts EOS."""
+    # Paper: names alpha = 0.6 and Wu et al. 2016, whose formula this is (6.1)
     return ((5 + length) / 6) ** length_penalty
 
 

@@ -125,6 +125,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
+        # Paper: silent on a bias of the softmax; the released code has none
         return hidden @ self.embedding.weight.t()
 
     def embed_source(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -65,6 +65,7 @@ class LightningTransformer(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam as section 5.3 has it: no weight decay, no clipping; after a restart, with the moments it had."""
+        # Paper: silent on clipping and weight decay; the released code has neither
         betas = (self.recipe.adam_beta1, self.recipe.adam_beta2)
         adam = torch.optim.Adam(
             self.transformer.parameters(), lr=0.0, betas=betas, eps=self.recipe.adam_epsilon, fused=True
@@ -96,6 +97,7 @@ class LightningTransformer(pl.LightningModule):
             )
             if self.ranks > 1 and number == len(update.batches):
                 self.gradient_sum.expect()
+            # Paper: silent on how losses are averaged; the released code divides by the whole update's tokens
             with torch.autocast(self.device.type, enabled=False):  # as torch recommends: in the types of forward
                 (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
             sums[:2] += torch.stack((loss.detach().double(), nats.double()))
