@@ -71,7 +71,7 @@ def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
         f"Falls far: to less than {FAR:g} of base's BLEU."
         " Not worse: by no more than what counts as the same in Table 3's claims.",
     ]
-    effects = {metric: _effects(made, metric) for metric in METRICS}
+    effects = {metric: made.effects(made.means(metric)) for metric in METRICS}
     claims = [(found.claim.rows, _claim_text(found)) for found in findings]
     records = []
     for number, line in enumerate(made.lines):
@@ -114,11 +114,6 @@ def _columns(made: Table, effects: Mapping[Metric, Sequence[float | None]]) -> l
         Column("seeds", "seeds", [seeds_cell(line) for line in lines]),
         Column("source", "published where", [Cell(_source(line)) for line in lines]),
     ]
-
-
-def _effects(made: Table, metric: Metric) -> list[float | None]:
-    found = (line.measured(KEYS[metric]) for line in made.lines)
-    return made.effects([None if value is None else value.mean for value in found])
 
 
 def _source(line: Line) -> str:

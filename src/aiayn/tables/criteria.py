@@ -93,15 +93,6 @@ def behaviour(run: Run, line: Line, metrics: Path) -> Behaviour:
     }
 
 
-def alike(rows: Mapping[str, Config]) -> list[tuple[str, str]]:
-    """The pairs of rows that a scale makes equal."""
-
-    def own(row: Config) -> object:
-        return dataclasses.asdict(row.model), dataclasses.asdict(row.training)
-
-    return [(one, other) for one, other in itertools.combinations(rows, 2) if own(rows[one]) == own(rows[other])]
-
-
 @dataclass(frozen=True)
 class Judgement:
     """What the finished rows say of one criterion."""
@@ -127,7 +118,8 @@ def verdicts(found: Mapping[str, Behaviour], rows: Mapping[str, Config]) -> list
         made.append(Judgement(criterion.text, tuple(missed), len(known), len(criterion.rows)))
     narrow = min(row.model.d_k for row in rows.values())
     missed = [f"d_k {narrow}"] if narrow < 4 else []
-    missed += [f"{one} = {other}" for one, other in alike(rows)]
+    equal = ((one, other) for one, other in itertools.combinations(rows.values(), 2) if one.model == other.model)
+    missed += [f"{one.experiment} = {other.experiment}" for one, other in equal if one.training == other.training]
     every = "no row degenerates: d_k is at least 4, no two rows are equal"
     return [*made, Judgement(every, tuple(missed), len(rows), len(rows))]
 
@@ -167,12 +159,9 @@ def judged(table: Table, folder: Path) -> Table:
         return table
     found = behaviours(table, folder, table.seeds[0])
     made = verdicts(found, {line.name: line.trained for line in table.lines})
-    return dataclasses.replace(table, missed=tuple(_short(verdict) for verdict in made if verdict.missed))
-
-
-def _short(verdict: Judgement) -> str:
-    few = len(verdict.missed) <= 3
-    return f"{verdict.text} ({', '.join(verdict.missed) if few else f'{len(verdict.missed)} rows'})"
+    missed = [(one.text, one.missed) for one in made if one.missed]
+    short = (f"{text} ({', '.join(rows) if len(rows) <= 3 else f'{len(rows)} rows'})" for text, rows in missed)
+    return dataclasses.replace(table, missed=tuple(short))
 
 
 def _points(metrics: Path, quantity: str) -> Points:

@@ -41,6 +41,11 @@ class Layout:
     records: list[dict[str, Any]]  # every number in full, for CSV
     claims: list[str] = field(default_factory=list)  # and what became of each
 
+    @property
+    def rows(self) -> list[tuple[bool, tuple[Cell, ...]]]:
+        """The cells of each row, behind whether it is the first of its group."""
+        return list(zip(self.opens, rows_of(self.columns), strict=True))
+
     def without(self, left_out: Collection[str]) -> "Layout":
         """The same without some columns, or groups of them."""
         kept = [column for column in self.columns if not {column.group, column.name} & set(left_out)]
@@ -97,9 +102,13 @@ def conditions(table: Table) -> list[str]:
     """At which scale, on which text and in which precision a table's runs were made."""
     changed = {name.replace("_", " "): factor for name, factor in factors(table.scale).items() if factor != 1}
     multiplied = ", ".join(f"{name} × {factor:g}" for name, factor in changed.items()) or "every factor is 1"
+    # How text of the paper's name is not the paper's; other text has another name
+    data = look_up(table.reference, "config.data")
+    others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
+    unlike_paper = f" Not as in the paper: {'; '.join(others)}." if others else ""
     small = ", ".join(f"{name} {value_text(table.base.trained, section, key)}" for name, section, key in DEFINITION)
     return [
-        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.{_settings(table)}",
+        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.{unlike_paper}",
         f"Of all splits, pairs of at most {table.scale.max_words} words a side." if table.scale.max_words else "",
         f"Of training, pairs of at most {table.scale.max_train_words} words." if table.scale.max_train_words else "",
         f"Training text: the first {table.scale.pairs:,} of its pairs." if table.scale.pairs else "",
@@ -112,20 +121,19 @@ def conditions(table: Table) -> list[str]:
 def seeds_and_units(table: Table) -> list[str]:
     """Over which seeds figures are means, and what their units are."""
     seeds = ", ".join(map(str, table.seeds)) or "none finished"
+    theirs = look_up(table.reference, "config.tokenizer") == "paper"
+    vocabulary = (
+        "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
+        if theirs
+        else "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
+    )
     deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
     return [
         f"Seeds: {seeds}{deviation}.",
-        f"PPL per token and params in millions: the paper's with its vocabulary, {_vocabulary(table)}.",
+        f"PPL per token and params in millions: the paper's with its vocabulary, {vocabulary}.",
         "40 960: our params if the vocabulary had as many rows as the released code's." if table.comparable else "",
         "BLEU is the paper's recipe (Moses tokens, compounds split, cased), not sacreBLEU 13a.",
     ]
-
-
-def _settings(table: Table) -> str:
-    """How text of the paper's name is not the paper's; other text has another name."""
-    data = look_up(table.reference, "config.data")
-    others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
-    return f" Not as in the paper: {'; '.join(others)}." if others else ""
 
 
 def rank_sentence(table: Table) -> str:
@@ -175,12 +183,6 @@ def finding_texts(found: Finding) -> dict[str, str]:
     }
 
 
-def _vocabulary(table: Table) -> str:
-    if look_up(table.reference, "config.tokenizer") == "paper":
-        return "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
-    return "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
-
-
 def _terminal(table: Layout, console: Console) -> str:
     for left_out in _LAYOUTS:
         shown = table.without(left_out)
@@ -209,7 +211,8 @@ def _grid(table: Layout) -> list[Text]:
     def line(cells: Sequence[Cell], style: str = "") -> Text:
         text = Text()
         for cell, gap, column in zip(cells, gaps, columns, strict=True):
-            text.append(gap, "dim").append(column.pad(cell.text, column.width), _COLOURS.get(cell.style, style))
+            padded = f"{cell.text:{'<' if column.align == 'l' else '>'}{column.width}}"
+            text.append(gap, "dim").append(padded, _COLOURS.get(cell.style, style))
         return text
 
     titles = Text()
@@ -221,7 +224,7 @@ def _grid(table: Layout) -> list[Text]:
     head = line([Cell(column.name) for column in columns], "bold")
     rule = Text("".join("┼" if character == "│" else "─" for character in head.plain), "dim")
     lines = [titles, head]
-    for opens, row in zip(table.opens, rows_of(columns), strict=True):
+    for opens, row in table.rows:
         lines += [rule, line(row)] if opens else [line(row)]
     return [*lines, rule]
 
@@ -293,13 +296,14 @@ def _csv(tables: Sequence[Layout]) -> str:
 
 
 def _latex(table: Layout) -> str:
-    columns = table.without({"letter"}).columns
+    table = table.without({"letter"})
+    columns = table.columns
     spans = [(title, len(list(group))) for title, group in itertools.groupby(columns, lambda column: column.title)]
     lines = [
         " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_latex_text(title)}}}" for title, count in spans) + r" \\",
         " & ".join(_latex_symbol(column.name) for column in columns) + r" \\",
     ]
-    for opens, row in zip(table.opens, rows_of(columns), strict=True):
+    for opens, row in table.rows:
         cells = " & ".join(_latex_text(cell.text) for cell in row) + r" \\"
         lines += [r"\hline", cells] if opens else [cells]
     notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes] + table.claims

@@ -57,17 +57,11 @@ class Rung:
         tokens = training.max_steps * training.tokens_per_update
         return self._flops(self.table.base, tokens, tokens)
 
-    @property
-    def short(self) -> bool:
-        """Whether base trains for too few updates to say anything."""
-        return self.table.base.trained.training.max_steps < MIN_UPDATES
-
     def compute(self, line: Line) -> float | None:
         """What a row's training computed in FLOPs, from the tokens its updates held; the mean over its seeds."""
         tokens = [(look_up(result, "source_tokens"), look_up(result, "target_tokens")) for result in line.finished]
-        if not tokens or not all(
-            isinstance(count, int) and 0 < count < _MOST_TOKENS for pair in tokens for count in pair
-        ):
+        counts = [count for pair in tokens for count in pair]
+        if not counts or not all(isinstance(count, int) and 0 < count < _MOST_TOKENS for count in counts):
             return None
         return float(np.mean([self._flops(line, *pair) for pair in tokens]))
 
@@ -97,8 +91,10 @@ class Ladder:
     @classmethod
     def of(cls, rungs: Sequence[Rung]) -> "Ladder":
         """The ladder of these tables."""
-        ordered = sorted(rungs, key=lambda rung: rung.planned)
-        return cls(tuple(rung for rung in ordered if not rung.short), tuple(rung for rung in ordered if rung.short))
+        kept, left_out = list[Rung](), list[Rung]()
+        for rung in sorted(rungs, key=lambda rung: rung.planned):
+            (left_out if rung.table.base.trained.training.max_steps < MIN_UPDATES else kept).append(rung)
+        return cls(tuple(kept), tuple(left_out))
 
 
 def papers_effect(line: Line, base: Line, metric: Metric) -> Effect:

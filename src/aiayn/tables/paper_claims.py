@@ -149,10 +149,17 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
         line.name for line in table.lines if all((line.name, run.seed) in counts for run in line.runs if run.result)
     }
     resampled = _resampled({key: of_run for key, of_run in counts.items() if key[0] in whole})
-    return [
-        _finding(claim, lines, found, pair, None if pair is None else next(corrected), len(known), resampled)
-        for claim, found, pair in zip(claims, rises, evidence, strict=True)
-    ]
+    findings = []
+    for claim, found, pair in zip(claims, rises, evidence, strict=True):
+        weights, samples = claim.weights(lines), _samples(claim, lines)
+        means = {row: float(np.mean(values)) for row, values in samples.items() if values}
+        effect = sum(weight * means[row] for row, weight in weights.items()) if len(means) == len(weights) else None
+        sentences = _sentence_interval(claim, weights, resampled)
+        p = None if pair is None else next(corrected)
+        interval, paper = None if found is None else found.interval, paper_effect(claim, lines)
+        verdict, because = _verdict(claim, samples, weights, pair, p, len(known), sentences)
+        findings.append(Finding(claim, paper, effect, interval, sentences, p, verdict, because))
+    return findings
 
 
 def rank_correlation(table: Table, metric: Metric) -> Correlation | None:
@@ -263,43 +270,32 @@ def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float | None:
     return effect
 
 
-def _finding(
+def _verdict(
     claim: Claim,
-    lines: Mapping[str, Line],
-    found: Rise | None,
+    samples: Mapping[str, Sequence[float]],
+    weights: Mapping[str, float],
     evidence: tuple[float, float] | None,
     p: float | None,
     tests: int,
-    resampled: Mapping[str, npt.NDArray[np.float64]],
-) -> Finding:
-    weights, samples = claim.weights(lines), _samples(claim, lines)
-    sentences = _sentence_interval(claim, weights, resampled)
-    paper = paper_effect(claim, lines)
-    if found is None or evidence is None or p is None:
+    sentences: tuple[float, float] | None,
+) -> tuple[Verdict, str]:
+    """What becomes of a claim, and because of what."""
+    if evidence is None or p is None:
         short = {row: len(values) for row, values in samples.items() if len(values) < 2}
-        means = {row: float(np.mean(values)) for row, values in samples.items() if values}
-        effect = sum(weight * means[row] for row, weight in weights.items()) if len(means) == len(weights) else None
         missing = ", ".join(f"{row} has {count or 'none'}" for row, count in short.items())
-        because = f"needs at least 2 seeds a row: {missing}" if short else "the seeds do not differ at all"
-        return Finding(claim, paper, effect, None, sentences, None, "undecided", because)
-
-    def undecided(because: str) -> Finding:
-        return Finding(claim, paper, found.effect, found.interval, sentences, p, "undecided", because)
-
-    for_it = evidence[0] < evidence[1]
+        return "undecided", f"needs at least 2 seeds a row: {missing}" if short else "the seeds do not differ at all"
+    have, for_it = min(map(len, samples.values())), evidence[0] < evidence[1]
     if p >= ERROR_RATE:
-        have = min(map(len, samples.values()))
         needed = seeds_needed(claim, samples, weights, ERROR_RATE / tests)
         if needed is None:
-            return undecided(f"more than {MOST_SEEDS} seeds a row would be needed")
-        return undecided(f"about {max(1, needed - have)} more seeds a row would decide, if this is the true effect")
-    if claim.metric == "BLEU" and not _confirmed(claim, sentences, for_it):
-        if sentences is None:
-            return undecided("the prepared corpus, or the translations of some run, are not here to be resampled")
-        return undecided("seeds decide, but not on this many sentences: a larger dev set would be needed")
-    because = f"{min(map(len, samples.values()))} seeds a row"
-    verdict: Verdict = "reproduced" if for_it else "contradicted"
-    return Finding(claim, paper, found.effect, found.interval, sentences, p, verdict, because)
+            return "undecided", f"more than {MOST_SEEDS} seeds a row would be needed"
+        more = max(1, needed - have)
+        return "undecided", f"about {more} more seeds a row would decide, if this is the true effect"
+    if claim.metric == "BLEU" and sentences is None:
+        return "undecided", "the prepared corpus, or the translations of some run, are not here to be resampled"
+    if sentences is not None and not _confirmed(claim, sentences, for_it):
+        return "undecided", "seeds decide, but not on this many sentences: a larger dev set would be needed"
+    return "reproduced" if for_it else "contradicted", f"{have} seeds a row"
 
 
 def _resampled(counts: Counts) -> dict[str, npt.NDArray[np.float64]]:
@@ -326,9 +322,7 @@ def _sentence_interval(
     return float(low), float(high)
 
 
-def _confirmed(claim: Claim, sentences: tuple[float, float] | None, for_it: bool) -> bool:
-    if sentences is None:
-        return False
+def _confirmed(claim: Claim, sentences: tuple[float, float], for_it: bool) -> bool:
     low, high = sentences
     if not claim.equal:
         return low > claim.bound if for_it else high < claim.bound

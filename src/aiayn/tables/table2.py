@@ -1,9 +1,9 @@
 """`aiayn evaluate`, and Table 2: BLEU on the test set of averaged checkpoints, and what training them computed."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
@@ -15,7 +15,7 @@ from aiayn.data.encoded import Dataset
 from aiayn.evaluation.evaluate import evaluate_trained
 from aiayn.runs import records
 from aiayn.tables import table3
-from aiayn.tables.table3 import Line, Table
+from aiayn.tables.table3 import Line
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,16 @@ PAPER = {
 }
 
 
-@dataclass(frozen=True)
-class Rival:
-    """What the paper's Table 2 has of another system: BLEU as printed there and training FLOPs, by languages."""
-
-    name: str
-    bleu: dict[str, str]
-    flops: dict[str, float]
-
-
-# Table 2, in its order
-RIVALS = (
-    Rival("ByteNet", {"en-de": "23.75"}, {}),
-    Rival("Deep-Att + PosUnk", {"en-fr": "39.2"}, {"en-fr": 1.0e20}),
-    Rival("GNMT + RL", {"en-de": "24.6", "en-fr": "39.92"}, {"en-de": 2.3e19, "en-fr": 1.4e20}),
-    Rival("ConvS2S", {"en-de": "25.16", "en-fr": "40.46"}, {"en-de": 9.6e18, "en-fr": 1.5e20}),
-    Rival("MoE", {"en-de": "26.03", "en-fr": "40.56"}, {"en-de": 2.0e19, "en-fr": 1.2e20}),
-    Rival("Deep-Att + PosUnk Ensemble", {"en-fr": "40.4"}, {"en-fr": 8.0e20}),
-    Rival("GNMT + RL Ensemble", {"en-de": "26.30", "en-fr": "41.16"}, {"en-de": 1.8e20, "en-fr": 1.1e21}),
-    Rival("ConvS2S Ensemble", {"en-de": "26.36", "en-fr": "41.29"}, {"en-de": 7.7e19, "en-fr": 1.2e21}),
+# What Table 2 has of other systems, in its order: name, BLEU as printed there and training FLOPs, by languages
+RIVALS: tuple[tuple[str, dict[str, str], dict[str, float]], ...] = (
+    ("ByteNet", {"en-de": "23.75"}, {}),
+    ("Deep-Att + PosUnk", {"en-fr": "39.2"}, {"en-fr": 1.0e20}),
+    ("GNMT + RL", {"en-de": "24.6", "en-fr": "39.92"}, {"en-de": 2.3e19, "en-fr": 1.4e20}),
+    ("ConvS2S", {"en-de": "25.16", "en-fr": "40.46"}, {"en-de": 9.6e18, "en-fr": 1.5e20}),
+    ("MoE", {"en-de": "26.03", "en-fr": "40.56"}, {"en-de": 2.0e19, "en-fr": 1.2e20}),
+    ("Deep-Att + PosUnk Ensemble", {"en-fr": "40.4"}, {"en-fr": 8.0e20}),
+    ("GNMT + RL Ensemble", {"en-de": "26.30", "en-fr": "41.16"}, {"en-de": 1.8e20, "en-fr": 1.1e21}),
+    ("ConvS2S Ensemble", {"en-de": "26.36", "en-fr": "41.29"}, {"en-de": 7.7e19, "en-fr": 1.2e21}),
 )
 # 5.1: of byte pairs "about 37000", of word pieces 32000
 VOCAB_SIZES = {"en-de": 37_000, "en-fr": 32_000}
@@ -108,11 +99,20 @@ def published_span(name: str) -> float:
 
 def lines(run: Config, dataset: Dataset) -> list[str]:
     """Table 2 with what is trained and evaluated of the same data, scale, seed, fidelity and precision as `run`."""
-    made_of = f"{folders.setting(run)}, {languages(run)}, seed {run.seed}"
+    pair = languages(run)
+    made_of = f"{folders.setting(run)}, {pair}, seed {run.seed}"
     table = table3.table(run, records.read_runs(folders.sweep_folder(run)))
     rows = [line for line in table.lines if line.name in PAPER]
-    conditions = "" if _as_published(table, run) else " (not the paper's conditions)"
-    printed = [_rivals(rival, languages(run)) for rival in RIVALS] + [_papers(line, languages(run)) for line in rows]
+    corpus = f"wmt14_{pair.replace('-', '_')}"
+    published = records.changes_nothing(run.scale) and not records.unlike(table.reference["config"]["data"], corpus)
+    conditions = "" if published else " (not the paper's conditions)"
+    printed = [
+        [name, PRINTED, bleu.get(pair, NONE), NONE, NONE, flops.power(work[pair]) if pair in work else NONE, NONE]
+        for name, bleu, work in RIVALS
+    ]
+    for line in rows:
+        paper, counted = PAPER[line.name], flops.power(papers_compute(line.config, pair))
+        printed.append([paper.name, PRINTED, f"{paper.bleu[pair]:.1f}", NONE, NONE, flops.power(paper.flops), counted])
     cells = [HEAD, *printed, *(_measured(line, run, dataset) for line in rows)]
     align = ["left", "left", *["right"] * (len(HEAD) - 2)]
     lines = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
@@ -144,63 +144,36 @@ def _averaged(line: Line, run: Config) -> str:
     return text
 
 
-def _as_published(table: Table, run: Config) -> bool:
-    corpus = f"wmt14_{languages(run).replace('-', '_')}"
-    return not records.unlike(table.reference["config"]["data"], corpus) and records.changes_nothing(run.scale)
-
-
-def _rivals(rival: Rival, pair: str) -> list[str]:
-    timed = flops.power(rival.flops[pair]) if pair in rival.flops else NONE
-    return [rival.name, PRINTED, rival.bleu.get(pair, NONE), NONE, NONE, timed, NONE]
-
-
 def papers_compute(row: Config, pair: str = "en-de") -> float:
     """FLOPs of the paper's training of an unscaled row: its updates of full size, its subwords, assumed lengths."""
     tokens = row.training.max_steps * row.training.tokens_per_update
     return flops.training_flops(row.model, VOCAB_SIZES[pair], tokens, tokens, flops.LENGTH, flops.LENGTH)
 
 
-def _papers(line: Line, pair: str) -> list[str]:
-    published, counted = PAPER[line.name], papers_compute(line.config, pair)
-    bleu = f"{published.bleu[pair]:.1f}"
-    return [published.name, PRINTED, bleu, NONE, NONE, flops.power(published.flops), flops.power(counted)]
-
-
 def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
     result = _counted(line, run.seed)
+    figures: Any = {}
     folder = folders.sweep_folder(run) / line.name / f"seed{run.seed}"
-    figures = _read(folder / f"evaluation-{evaluation(line.name)}.json")
-    if not result or figures.get("steps") != result["steps"]:  # evaluated before the run was finished
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # not evaluated yet, or torn: dashes either way
+        figures = json.loads((folder / f"evaluation-{evaluation(line.name)}.json").read_text("utf-8"))
+    if not result or records.look_up(figures, "steps") != result["steps"]:  # evaluated before the run was finished
         figures = {}
     found = [records.look_up(figures, f"bleu.{kind}") for kind in ("paper", "sacrebleu", "intl")]
     bleu = [f"{value:.1f}" if isinstance(value, float) else NONE for value in found]
-    computed = (
-        by_time(result.get("device_seconds", {}), run.hardware.precision),
-        by_count(line.trained, result, dataset),
-    )
-    return [PAPER[line.name].name, MEASURED, *bleu, *(flops.power(value) if value else NONE for value in computed)]
-
-
-def by_count(run: Config, result: dict[str, Any], dataset: Dataset) -> float | None:
-    """What the updates of a finished run computed, from the tokens that they really held; None when not finished."""
+    computed = [by_time(result.get("device_seconds", {}), run.hardware.precision)]
+    # By count: what the updates computed, from the tokens that they really held
     source, target = (records.look_up(result, f"{side}_tokens") for side in ("source", "target"))
-    if not (isinstance(source, int) and isinstance(target, int)):
-        return None
-    rows, lengths = run.fidelity.rows(dataset.tokenizer.vocab_size), flops.weighted_lengths(dataset.pairs("train"))
-    return flops.training_flops(run.model, rows, source, target, *lengths)
+    if isinstance(source, int) and isinstance(target, int):
+        rows, lengths = run.fidelity.rows(dataset.tokenizer.vocab_size), flops.weighted_lengths(dataset.pairs("train"))
+        computed.append(flops.training_flops(line.trained.model, rows, source, target, *lengths))
+    else:
+        computed.append(None)
+    return [PAPER[line.name].name, MEASURED, *bleu, *(flops.power(value) if value else NONE for value in computed)]
 
 
 def _counted(line: Line, seed: int) -> dict[str, Any]:
     """The result of the row under a seed, if it is among those that the table counts."""
     return next((run.result for run in line.runs if run.seed == seed and run.result), {})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}  # not evaluated yet, or torn: a dash either way
-    return found if isinstance(found, dict) else {}
 
 
 def main(run: Config) -> None:

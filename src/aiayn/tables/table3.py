@@ -1,5 +1,6 @@
 """Table 3, or other rows, in numbers: which runs count, and every row's figures beside the paper's."""
 
+import contextlib
 import dataclasses
 import itertools
 import statistics
@@ -156,6 +157,11 @@ class Table:
         missing = ", ".join(line.name for line in self.lines if line.status == "missing")
         return [*notes, (missing, "missing", "not begun")] if missing else notes
 
+    def means(self, metric: Metric) -> list[float | None]:
+        """Our figure of each line, the mean over its seeds; None where none is finished."""
+        measured = [line.measured(KEYS[metric]) for line in self.lines]
+        return [None if found is None else found.mean for found in measured]
+
     def effects(self, values: Sequence[float | None]) -> list[float | None]:
         """One value for each line, minus that of base; None for base itself and where either is missing."""
         base, *others = values
@@ -195,20 +201,13 @@ def table(run: Config, runs: Sequence[Run], rows: Mapping[str, Config] | None = 
 
 def translations(table: Table, folder: Path, sha256: str, number: int) -> dict[tuple[str, int], list[str]]:
     """The translations of each (row, seed) of the table in `folder`: so many, of the corpus with this SHA-256."""
-    found = {
-        (line.name, run.seed): _lines(folder / line.name / f"seed{run.seed}" / "translations.txt")
-        for line in table.lines
-        for run in line.runs
-        if look_up(run.result or {}, "sha256.data") == sha256
-    }
+    found = {}
+    for row, run in ((line.name, run) for line in table.lines for run in line.runs):
+        if look_up(run.result or {}, "sha256.data") == sha256:
+            with contextlib.suppress(OSError):
+                text = (folder / row / f"seed{run.seed}" / "translations.txt").read_bytes()
+                found[row, run.seed] = text.decode("utf-8", "replace").split("\n")[:-1]
     return {key: lines for key, lines in found.items() if len(lines) == number}
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_bytes().decode("utf-8", "replace").split("\n")[:-1]
-    except OSError:
-        return []
 
 
 def _claims(line: Config) -> dict[str, Any]:

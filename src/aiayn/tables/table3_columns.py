@@ -42,10 +42,6 @@ class Column:
         """`l` for text, `r` for numbers."""
         return "l" if self.group in ("letter", "row", "source") else "r"
 
-    def pad(self, text: str, width: int) -> str:
-        """`text` at its place in a column of `width` characters."""
-        return text.ljust(width) if self.align == "l" else text.rjust(width)
-
     @property
     def title(self) -> str:
         """What stands above the group."""
@@ -97,7 +93,7 @@ def _metric(table: Table, metric: Metric) -> list[Column]:
     digits, tolerance = DIGITS[metric], TOLERANCES[metric]
     paper = [line.papers(metric) for line in table.lines]
     measured = [line.measured(KEYS[metric]) for line in table.lines]
-    ours = [None if value is None else value.mean for value in measured]
+    ours = table.means(metric)
     paper_column = Column(metric, "paper", [Cell(number_text(value, digits)) for value in paper])
     our_column = Column(metric, "ours", [measured_cell(value, digits) for value in measured])
     gaps = [None if mine is None else mine - theirs for mine, theirs in zip(ours, paper, strict=True)]
