@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from aiayn.bench import bench, comparison
+from aiayn.bench import bench
 from aiayn.config import compose, schema
 from tests.bench.test_sheets import PART
 
@@ -92,7 +92,7 @@ def test_the_profile_is_torchs_own_table_of_each_precision(toy, tmp_path, capsys
     for table in found.values():
         lines = table.strip().splitlines()
         assert "Self CPU %" in lines[1]
-        assert sum("# of Calls" not in line and not line.startswith("-") for line in lines[:-2]) == comparison.PROFILED
+        assert sum("# of Calls" not in line and not line.startswith("-") for line in lines[:-2]) == bench.PROFILED
         assert any("Adam" in line for line in lines)  # an update to its end
         assert all(line in printed and line in written for line in lines)
 

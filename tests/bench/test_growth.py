@@ -1,14 +1,19 @@
-"""How training grows: which trainings are measured, and that tables say what was measured."""
+"""How training grows: which trainings are measured, what of each is counted, and that tables say what was measured."""
 
 import dataclasses
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from aiayn.bench import growth, measurement
+from aiayn.bench import growth
 from aiayn.config import checks, compose, schema
 from aiayn.config.schema import vary
+from aiayn.core import progress
+from aiayn.cost import flops
+from aiayn.data.update_plan import epoch_plan
 
 
 @pytest.fixture
@@ -16,12 +21,12 @@ def run(toy) -> schema.Config:
     return compose.compose_row(*toy, "bench.seconds=0", "bench.mean_length=5")
 
 
-def point(**changes) -> measurement.Point:
-    made_up = measurement.Point(10, 900, 1000, 2.0, 0.5, 0.25, 4e9, 1_000_000, 700.0, 300.0)
+def point(**changes) -> growth.Point:
+    made_up = growth.Point(10, 900, 1000, 2.0, 0.5, 0.25, 4e9, 1_000_000, 700.0, 300.0)
     return dataclasses.replace(made_up, **changes)
 
 
-def by_threads(runs) -> list[measurement.Point]:
+def by_threads(runs) -> list[growth.Point]:
     """Each run at a pace that grows with its threads."""
     return [point(seconds=2.0 / run.hardware.threads) for run in runs]
 
@@ -49,7 +54,7 @@ def test_everything_is_measured_once_shown_and_left_as_plain_numbers(run, monkey
 
     def in_processes(runs):
         asked.append(len(runs))
-        return by_threads(runs) if len(asked) > 6 else [measurement.measure(run) for run in runs]
+        return by_threads(runs) if len(asked) > 6 else [growth.measure(run) for run in runs]
 
     monkeypatch.setattr(growth, "in_processes", in_processes)
     shown = []
@@ -94,7 +99,7 @@ def test_a_corpus_is_decoded_to_outputs_as_long_as_their_sources(run):
     found = growth.decoded(run, 7, 2, shown.append)
     assert (found["sentences"], len(found["seconds_a_round"])) == (7, 2)
     like_newstest = dataclasses.replace(run.bench, mean_length=28.0)
-    pairs = measurement.synthetic_pairs(dataclasses.replace(run, bench=like_newstest), 7)
+    pairs = growth.synthetic_pairs(dataclasses.replace(run, bench=like_newstest), 7)
     assert found["tokens"] == len(pairs.source_ids)
     assert shown[0].rows[0]["tokens"] == f"{found['tokens']:,}"
 
@@ -116,3 +121,65 @@ def test_a_gpu_has_its_share_of_the_peak_and_its_own_memory_and_a_cpu_neither(ru
     shown = growth.sheet("by row", "row", {"base": point()}, run)
     assert shown.rows[0]["GFLOP/s"] == "2.0"
     assert "300 of it libraries" in shown.remarks[0]
+
+
+@pytest.mark.usefixtures("signals")
+def test_what_follows_the_warm_up_is_counted_and_nothing_is_written_or_printed(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)  # a line for each update
+    point = growth.measure(run)
+    assert capsys.readouterr() == ("", "")
+    assert not (tmp_path / "runs").exists()
+    assert point.updates == growth.FEWEST
+    pairs = growth.sentences(run)
+    source, target = pairs.source_lengths, pairs.target_lengths
+    plan = list(epoch_plan(source, target, run.training.tokens_per_update, run.seed, 0))
+    counted = plan[growth.WARM_UP : growth.WARM_UP + growth.FEWEST]
+    assert point.source_tokens == sum(int(source[sentences].sum()) for sentences in counted)
+    assert point.target_tokens == sum(int(target[sentences].sum()) for sentences in counted)
+    assert point.target_tokens != sum(int(target[sentences].sum()) for sentences in plan[: growth.FEWEST])  # control
+    lengths = flops.weighted_length(source), flops.weighted_length(target)
+    rows = run.data.vocab_size
+    assert point.flops == flops.training_flops(run.model, rows, point.source_tokens, point.target_tokens, *lengths)
+    assert 0 < point.outside_seconds < point.seconds
+    assert point.first_seconds > 0
+    assert point.rate == point.target_tokens / point.seconds
+
+
+def test_the_clock_ends_a_training_after_the_seconds_asked_for(tmp_path, monkeypatch):
+    """On a clock of its own, which a step moves by 1 second."""
+    now = [0.0]
+    monkeypatch.setattr(growth.time, "perf_counter", lambda: now[0])
+    module, trainer = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace()
+    outputs = dict.fromkeys(("loss", "nats", "gradient_norm", "learning_rate"), 0.0)
+    watch = growth.Stopwatch(tmp_path, 7.0, lambda: None)
+
+    def step(number: int) -> None:
+        update = SimpleNamespace(number=number, source_tokens=3, target_tokens=5)
+        watch.on_train_batch_start(trainer, module, update, number)
+        now[0] += 1.0
+        watch.on_train_batch_end(trainer, module, outputs, update, number)
+        now[0] += 0.25
+
+    for number in range(growth.WARM_UP + 5):
+        step(number)
+    with pytest.raises(growth.Enough):  # the sixth after the warm-up ends 6 * 1.25 seconds after it
+        step(growth.WARM_UP + 5)
+    assert watch.updates == 6
+    assert (watch.taken, watch.inside, watch.first) == (7.5, 6.0, 1.0)
+    assert (watch.source_tokens, watch.target_tokens) == (18, 30)
+
+
+def test_runs_measured_at_once_are_processes_whose_memory_is_not_that_of_this_one(run):
+    ballast = torch.ones(10**8)  # 400 MB
+    one, other = growth.in_processes([run, run])
+    assert one.updates == other.updates == growth.FEWEST
+    assert one.target_tokens == other.target_tokens
+    for point in (one, other):
+        assert 50 < point.before_mb <= point.peak_mb < growth._peak_mb(False) - 200
+    assert len(ballast)
+
+
+def test_an_error_in_such_a_process_arrives_as_itself(run):
+    small = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, tokens_per_micro_batch=3))
+    with pytest.raises(ValueError, match="tokens_per_micro_batch is 3"):
+        growth.in_processes([small])

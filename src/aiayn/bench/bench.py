@@ -15,9 +15,9 @@ import torch
 from rich.console import Console
 
 from aiayn.bench import growth, sheets
-from aiayn.bench.comparison import decoding, profiled, training
+from aiayn.bench.contestants import decoding, synchronize, trainers, training
+from aiayn.bench.growth import processes
 from aiayn.bench.layer_types import layers
-from aiayn.bench.measurement import processes
 from aiayn.bench.sheets import Sheet, Verbatim
 from aiayn.config import compose
 from aiayn.config.schema import Config, ConfigError, vary
@@ -25,6 +25,7 @@ from aiayn.core import storage
 from aiayn.paper.fast.process import compute_with
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
+PROFILED = 15  # operators in the table of a profile
 NEWSTEST = 3000  # sentences of newstest2013
 
 Show = Callable[[Sheet | Verbatim], None]
@@ -132,6 +133,17 @@ def apart(measure: Callable[..., Any], run: Config, *given: Any) -> Any:
 def _measured(measure: Callable[..., Any], run: Config, *given: Any) -> Any:
     compute_with(run.hardware.threads)
     return measure(run, *given)
+
+
+def profiled(config: Config, precision: str) -> str:
+    """torch.profiler's own table of a round of our training: its operators, the longest first."""
+    trainer = trainers(config, [precision], ours=True)[-1]
+    trainer.run(0)
+    with torch.profiler.profile() as profiler:
+        trainer.run(1)
+        synchronize(config.hardware.device)
+    longest = "self_device_time_total" if config.hardware.accelerator == "gpu" else "self_cpu_time_total"
+    return profiler.key_averages().table(sort_by=longest, row_limit=PROFILED)  # type: ignore[no-any-return]
 
 
 def profiles(run: Config, precisions: list[str], show: Show) -> dict[str, Any]:

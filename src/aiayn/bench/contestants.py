@@ -1,11 +1,18 @@
-"""The contestants: training and search by ours and by each rival, on the same sentences, after their results agree."""
+"""The contestants: training and search by ours and by each rival, on the same sentences, after their results agree.
+
+They are timed in turn, round by round, and what each round took is reported.
+"""
 
 import copy
 import dataclasses
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,6 +26,8 @@ from aiayn.bench import rivals
 from aiayn.bench.rivals import SENTENCES, Decode
 from aiayn.bench.sheets import OURS
 from aiayn.config.schema import Config
+from aiayn.core import signals
+from aiayn.cost import flops
 from aiayn.data.encoded import Pairs
 from aiayn.data.sentencepiece_bpe import EOS
 from aiayn.data.update_plan import epoch_plan, gather, rows_of_part
@@ -49,6 +58,59 @@ class Contestant:
     def line(self) -> dict[str, Any]:
         """Its fields as they are written to JSON."""
         return {name: value for name, value in vars(self).items() if name != "run"}
+
+
+def take_turns(contestants: list[Contestant], rounds: int, device: str) -> None:
+    """Times every contestant in every round, one after the other; round 0 warms up and is not counted."""
+    for number in range(rounds + 1):
+        for contestant in contestants:
+            began = time.perf_counter()
+            contestant.run(number)
+            synchronize(device)
+            taken = time.perf_counter() - began
+            if number:
+                contestant.seconds_a_round.append(taken)
+            else:
+                contestant.warm_up_seconds += taken
+
+
+def training(config: Config, precisions: list[str], against_rivals: bool = True) -> dict[str, Any]:
+    """Forward, loss, backward, Adam: what each contestant's rounds took, and how far its first result is from ours."""
+    device, updates = config.hardware.device, config.bench.updates
+    with _lined_up(trainers, against_rivals, config, precisions) as contestants:
+        take_turns(contestants, config.bench.rounds, device)
+    pairs, batches = random_updates(config)
+    counted = batches[updates:]
+    rectangles = [rivals.padded(batch) for batch in counted]
+    source, target = [len(batch.source) for batch in counted], [len(batch.target) for batch in counted]
+    cells = sum(x.source.numel() + x.target_input.numel() for x in rectangles)
+    words = config.fidelity.rows(config.data.vocab_size)
+    work = flops.training_flops(config.model, words, sum(source), sum(target), *flops.weighted_lengths(pairs))
+    return {
+        "unit": "update",
+        "source_tokens": [sum(source[i : i + updates]) for i in range(0, len(source), updates)],
+        "target_tokens": [sum(target[i : i + updates]) for i in range(0, len(target), updates)],
+        "padded_share_of_rivals": 1 - (sum(source) + sum(target)) / cells,
+        "units_a_round": updates,
+        "flops_a_token": work / sum(target),
+        "peak": flops.peak_of(torch.cuda.get_device_name()) if device == "cuda" else None,
+        "lines": [contestant.line() for contestant in contestants],
+    }
+
+
+def decoding(config: Config, precisions: list[str], beam_size: int) -> dict[str, Any]:
+    """Search with `beam_size` hypotheses: what each contestant's rounds took, and how many outputs equal ours."""
+    with _lined_up(searchers, True, config, precisions, beam_size) as contestants:
+        take_turns(contestants, config.bench.rounds, config.hardware.device)
+    tokens = config.bench.updates * SENTENCES * OUTPUT_LENGTH
+    return {
+        "unit": "batch",
+        "source_tokens": [tokens] * config.bench.rounds,
+        "target_tokens": [tokens] * config.bench.rounds,
+        "padded_share_of_rivals": 0.0,
+        "units_a_round": config.bench.updates,
+        "lines": [contestant.line() for contestant in contestants],
+    }
 
 
 def synchronize(device: str) -> None:
@@ -123,12 +185,12 @@ def trainers(config: Config, precisions: list[str], *, ours: bool) -> list[Conte
     assert isinstance(model, Transformer)
     reference = _loss_and_gradients(model, our_loss, "fp32", device)
     contestants = []
+    loss = our_loss if ours else their_loss
     for precision in precisions:
         for name, module in entrants(model, device, ours=ours).items():
             module = copy.deepcopy(module).to(device).eval()
             if name.endswith(COMPILED):
                 compile_parts(module, config.training.tokens_per_update)
-            loss = our_loss if ours else their_loss
             began = time.perf_counter()
             found = _loss_and_gradients(module, loss, precision, device)
             taken = time.perf_counter() - began
@@ -197,6 +259,41 @@ def entrants(model: Transformer, device: str, *, ours: bool) -> dict[str, nn.Mod
     return {**found, **{f"{name}{COMPILED}": found[name] for name in compiled}}
 
 
+@contextmanager
+def _lined_up(
+    line_up: Callable[..., list[Contestant]], against_rivals: bool, config: Config, precisions: list[str], *given: Any
+) -> Iterator[list[Contestant]]:
+    """Ours and the rivals, ready to run, precision by precision.
+
+    On a CPU the rivals are in a process of their own, as their users have them: ours has settings of torch and of the
+    system's memory that would help them too.
+    """
+    with ExitStack() as stack:
+        contestants = line_up(config, precisions, *given, ours=True)
+        if against_rivals and config.hardware.accelerator == "gpu":
+            contestants += line_up(config, precisions, *given, ours=False)
+        elif against_rivals:
+            context = multiprocessing.get_context("spawn")
+            pool = stack.enter_context(ProcessPoolExecutor(1, context, signals.serve, (os.getpid(),)))
+            for rival in pool.submit(_line_up_in_process, line_up, config, precisions, *given).result():
+                ask = lambda number, run=rival.run: pool.submit(run, number).result()  # noqa: E731
+                contestants.append(dataclasses.replace(rival, run=ask))
+        yield sorted(contestants, key=lambda contestant: precisions.index(contestant.precision))
+
+
+_rivals: list[Contestant] = []  # in the rivals' process
+
+
+def _line_up_in_process(line_up: Callable[..., list[Contestant]], config: Config, *given: Any) -> list[Contestant]:
+    torch.set_num_threads(config.hardware.threads)
+    _rivals.extend(line_up(config, *given, ours=False))
+    return [dataclasses.replace(rival, run=partial(_run_in_process, index)) for index, rival in enumerate(_rivals)]
+
+
+def _run_in_process(index: int, number: int) -> None:
+    _rivals[index].run(number)
+
+
 def _trainer(
     module: nn.Module, loss_of: Callable[[nn.Module, int], Tensor], precision: str, config: Config
 ) -> Callable[[int], None]:
@@ -242,13 +339,8 @@ def _compare(ours: tuple[float, nn.Module], theirs: tuple[float, nn.Module], nam
 
 def _our_decode(model: Transformer, config: Config, precision: str, *, compiled: bool = False) -> Decode:
     def decode(sentences: Any, beam_size: int) -> list[list[int]]:
-        how = dataclasses.replace(
-            config.decoding,
-            beam_size=beam_size,
-            precision="full" if precision == "fp32" else precision,
-            compile=compiled,
-            max_extra=0,
-        )
+        bits = "full" if precision == "fp32" else precision
+        how = dataclasses.replace(config.decoding, beam_size=beam_size, precision=bits, compile=compiled, max_extra=0)
         hardware = dataclasses.replace(config.hardware, tokens_per_search=SENTENCES * OUTPUT_LENGTH)
         sources = [np.array(sentence) for sentence in sentences]
         return [hypothesis.ids for hypothesis in search(model, sources, how, hardware)]

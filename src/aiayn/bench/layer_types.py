@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aiayn.bench.comparison import take_turns
-from aiayn.bench.contestants import Contestant, computing
+from aiayn.bench.contestants import Contestant, computing, take_turns
 from aiayn.config.schema import HEAD_WIDTH, Bench, Config
 
 # B sequences; N tokens of each; D d_model; H heads; K d_k; S blocks; W queries of a block
@@ -144,9 +143,7 @@ def layer_types(bench: Bench) -> list[LayerType]:
             lambda n: 4 * n * d**2 + 2 * n**2 * d,
         ),
         LayerType(
-            *("Recurrent", "O(n d²)", "O(n)", "O(n)"),
-            lambda width, below: Recurrence(width),
-            lambda n: 8 * n * d**2,
+            *("Recurrent", "O(n d²)", "O(n)", "O(n)"), lambda width, below: Recurrence(width), lambda n: 8 * n * d**2
         ),
         LayerType(
             *("Convolutional, contiguous", "O(k n d²)", "O(1)", "O(n/k)"),
@@ -192,12 +189,18 @@ def layers(run: Config) -> dict[str, Any]:
             rounds[contestant.name].append(contestant.seconds_a_round)
     tokens = bench.sequences * lengths[-1]
     lines = [_line(kind, lengths, rounds[kind.name], tokens) for kind in types]
+    d, each = bench.d_model, range(1, 8 * bench.d_model)
     return {
         "precision": precision,
-        "sizes": {"d": bench.d_model, "r": bench.neighbourhood, "k": bench.kernel_width, "sequences": bench.sequences},
+        "sizes": {"d": d, "r": bench.neighbourhood, "k": bench.kernel_width, "sequences": bench.sequences},
         "lengths": lengths,
         "layers": lines,
-        "crossings": _crossings(bench.d_model, lengths, types, lines),
+        # From which length on self-attention costs more than the recurrent layer
+        "crossings": {
+            "measured": crossing(lengths, *(line["seconds_a_token"] for line in lines[:2])),
+            "counted": crossing(each, *([kind.flops(n) for n in each] for kind in types[:2])),
+            "by_orders": crossing(each, [n**2 * d for n in each], [n * d**2 for n in each]),
+        },
     }
 
 
@@ -221,19 +224,6 @@ def crossing(lengths: Sequence[int], rising: Sequence[float], other: Sequence[fl
             share = gaps[at - 1] / (gaps[at - 1] - gaps[at])
             return float(lengths[at - 1] * (lengths[at] / lengths[at - 1]) ** share)
     return None
-
-
-def _crossings(
-    d: int, lengths: list[int], types: list[LayerType], lines: list[dict[str, Any]]
-) -> dict[str, float | None]:
-    """From which length on self-attention costs more than the recurrent layer: measured, counted, and by the orders."""
-    attention, recurrent, *_ = types
-    each = range(1, 8 * d)
-    return {
-        "measured": crossing(lengths, *(line["seconds_a_token"] for line in lines[:2])),
-        "counted": crossing(each, [attention.flops(n) for n in each], [recurrent.flops(n) for n in each]),
-        "by_orders": crossing(each, [n**2 * d for n in each], [n * d**2 for n in each]),
-    }
 
 
 def path_length(kind: LayerType, length: int) -> int:
@@ -285,10 +275,7 @@ def _line(kind: LayerType, lengths: Sequence[int], seconds: list[list[float]], t
     medians = [statistics.median(rounds) / tokens for rounds in seconds]
     flops = [kind.flops(length) for length in lengths]
     return {
-        "name": kind.name,
-        "complexity": kind.complexity,
-        "sequential": kind.sequential,
-        "path": kind.path,
+        **{key: getattr(kind, key) for key in ("name", "complexity", "sequential", "path")},
         "steps": kind.build(NARROW, 0).steps(lengths[-1]),
         "path_length": path_length(kind, lengths[-1]),
         "seconds_a_round": seconds,

@@ -78,9 +78,8 @@ def by_line(kind: str, part: dict[str, Any]) -> Sheet:
         row["check"] = ", ".join(f"{name.replace('_', ' ')} {value:.2g}" for name, value in line["checks"].items())
         rows.append(row)
     padded = f"padded share of the rivals' tokens {part['padded_share_of_rivals']:.1%}, of ours none"
-    rounds = len(part["target_tokens"])
     counted = f"{part['units_a_round']} {unit}{'e' if unit == 'batch' else ''}s a round"
-    title = f"{kind}: {counted}, median of {rounds} rounds"
+    title = f"{kind}: {counted}, median of {len(part['target_tokens'])} rounds"
     return Sheet(title, rows, [padded, *verdict(part)], words=("", "precision", "check"))
 
 
@@ -133,10 +132,9 @@ def by_layer(part: dict[str, Any]) -> list[Sheet]:
         ],
         words=("layer type", "complexity", "sequential", "max. path"),
     )
-    times = []
-    for line in lines:
-        measured = zip(lengths, line["seconds_a_token"], strict=True)
-        times.append({"n": line["name"], **{f"{n:,}": f"{1e6 * seconds:,.2f}" for n, seconds in measured}})
+    heads = ["n", *(f"{length:,}" for length in lengths)]
+    cells = ([line["name"], *(f"{1e6 * seconds:,.2f}" for seconds in line["seconds_a_token"])] for line in lines)
+    times = [dict(zip(heads, row, strict=True)) for row in cells]
     return [table, Sheet("µs a token, by the length of the sequence", times, words=("n",))]
 
 
@@ -157,13 +155,11 @@ def _crossings(part: dict[str, Any]) -> list[str]:
 def verdict(part: dict[str, Any]) -> list[str]:
     """Ours beside the fastest rival: both in fp32, then each in whichever precision it is fastest in."""
     lines = []
-    for what, chosen in (
-        ("fp32", [x for x in part["lines"] if x["precision"] == "fp32"]),
-        ("each in its fastest precision", part["lines"]),
-    ):
-        rates = {(x["name"], x["precision"]): _rate(part["target_tokens"], x["seconds_a_round"]) for x in chosen}
-        own = [(rate, *key) for key, rate in rates.items() if key[0].startswith(OURS)]
-        theirs = [(rate, *key) for key, rate in rates.items() if not key[0].startswith(OURS)]
+    rates = [(_rate(part["target_tokens"], x["seconds_a_round"]), x["name"], x["precision"]) for x in part["lines"]]
+    in_fp32 = [line for line in rates if line[2] == "fp32"]
+    for what, chosen in (("fp32", in_fp32), ("each in its fastest precision", rates)):
+        own = [line for line in chosen if line[1].startswith(OURS)]
+        theirs = [line for line in chosen if not line[1].startswith(OURS)]
         if own and theirs:
             (rate, name, precision), (best, rival, other) = max(own), max(theirs)
             lines.append(
