@@ -69,12 +69,13 @@ def collect(run: Config) -> Material:
         for row, found in progress.each(named, "reading curves")
     }
     own = _translated(run, dataclasses.replace(table, lines=lines), open_corpus)
-    rungs = [_rung(run, table, own)]
+    rungs = [Rung(table, run, own.text, paper_claims.check(table, own.counts))]
     for other in _others(run):
         beside = table3.table(other, records.read_runs(folders.sweep_folder(other)))
         in_our_precision = schema.vary(other, hardware={"precision": run.hardware.precision})
         if folders.setting(in_our_precision) == table.data or beside.comparable:
-            rungs.append(_rung(other, beside, _translated(other, beside, open_corpus)))
+            theirs = _translated(other, beside, open_corpus)
+            rungs.append(Rung(beside, other, theirs.text, paper_claims.check(beside, theirs.counts)))
     return Material(
         table=table,
         runs=read,
@@ -121,10 +122,6 @@ def _translated(run: Config, table: Table, open_corpus: Callable[[Path], tuple[s
     }
     missing = "" if counts else "No paired bootstrap: no finished run has translations of the corpus that is here."
     return dataclasses.replace(corpus, translations=whole, counts=counts, missing=missing)
-
-
-def _rung(run: Config, table: Table, translated: Translated) -> Rung:
-    return Rung(table, run, translated.text, paper_claims.check(table, translated.counts))
 
 
 def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:

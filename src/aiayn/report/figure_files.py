@@ -110,21 +110,18 @@ def _element(old: ElementTree.Element, name: str) -> ElementTree.Element | None:
 
 
 def _attributes(key: str, value: str, name: str) -> Iterator[tuple[str, str]]:
+    value = value.replace("url(#", f"url(#{name}-")
     if key == "style":
         # A page that forbids inline styles ignores them in its drawings too; attributes say the same
         for rule in filter(str.strip, value.split(";")):
             attribute, _, text = (part.strip() for part in rule.partition(":"))
             if attribute != "font-family":
-                yield attribute, text.replace("url(#", f"url(#{name}-")
+                yield attribute, text
+    elif key == "id" and value.startswith(ROW):
+        yield "class", value.replace(ROW, "row-", 1).split(":")[0]
     elif key == "id":
-        yield (
-            ("class", value.replace(ROW, "row-", 1).split(":")[0])
-            if value.startswith(ROW)
-            else ("id", f"{name}-{value}")
-        )
+        yield key, f"{name}-{value}"
     elif key == "href" and value.startswith("#"):
         yield key, f"#{name}-{value[1:]}"
-    elif key == "clip-path":
-        yield key, value.replace("url(#", f"url(#{name}-")
     elif key != "version":
         yield key, value

@@ -97,7 +97,7 @@ def group(table: Table, letter: str) -> Figure:
     """The paper and ours in one group, base with it: figures where they may be compared, otherwise effects."""
     lines = [line for line in table.lines if line.group in ("base", letter)]
     if letter in ("(A)", "(B)"):  # which vary one size, base's among its values
-        lines.sort(key=_sizes)
+        lines.sort(key=lambda line: [getattr(getattr(line.config, section), key) for _, section, key in DEFINITION])
     figure, both = _figure(_TALL, 2)
     for axes, name in zip(both, METRICS, strict=True):
         relative, percent = not table.comparable, name == "PPL" and not table.comparable
@@ -272,10 +272,6 @@ def _plain_logarithms(axes: Axes) -> None:
     axes.set_yscale("log")
     for pick in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         pick(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
-
-
-def _sizes(line: Line) -> tuple[float, ...]:
-    return tuple(float(getattr(getattr(line.config, section), key)) for _, section, key in DEFINITION)
 
 
 def _label(table: Table, line: Line) -> str:

@@ -105,6 +105,8 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
         by_kind[name.partition("-")[0]].append(figure)
     columns = [column for column in columns_of(table) if column.group != "letter"]
     spans = [(group, len(list(members))) for group, members in itertools.groupby(columns, lambda column: column.group)]
+    # The second table as `aiayn table` prints it; none while none of its rows is begun
+    others = material.beyond and beyond.layout(material.beyond, material.beyond_findings).without({"letter"})
     shades = {**figures.colours(table), "base": figure_files.INK_OF_PAGE}
     return html_page.page(
         "report.html",
@@ -128,7 +130,8 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
             for line, cells, opens in zip(table.lines, _cells(table, columns), table.opens, strict=True)
         ],
         findings=[formats.finding_texts(found) for found in material.findings],
-        beyond=_beyond(material),
+        beyond=others,
+        beyond_findings=[formats.finding_texts(found) for found in material.beyond_findings],
         ladder=_ladder(material.ladder, table),
         margin_bleu=BLEU_TOLERANCE,
         margin_ppl=f"{100 * math.expm1(paper_claims.CLAIMS[-2].margin):.1f}",
@@ -158,21 +161,6 @@ def main(run: Config) -> None:
     storage.write_text(folder / "report.html", text)
     print(formats.title(material.table), folder / "report.html", sep="\n")
     print(f"{folder / 'figures'}: {len(drawn)} figures, each as SVG and PNG")
-
-
-def _beyond(material: Material) -> dict[str, Any] | None:
-    """The second table as `aiayn table` prints it, and its claims; none while none of its rows is begun."""
-    if material.beyond is None:
-        return None
-    layout = beyond.layout(material.beyond, material.beyond_findings).without({"letter"})
-    return {
-        "title": layout.title,
-        "caption": layout.caption,
-        "heads": layout.columns,
-        "rows": list(zip(layout.opens, rows_of(layout.columns), strict=True)),
-        "notes": layout.notes,
-        "findings": [formats.finding_texts(found) for found in material.beyond_findings],
-    }
 
 
 def _spread(table: Table, line: Line, key: str) -> float | None:

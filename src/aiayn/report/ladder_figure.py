@@ -50,7 +50,10 @@ def ladder(climbed: Ladder, rows: Sequence[Line], metric: Metric) -> Figure:
     _key(key, climbed, base, corpora)
     for axes in panels:
         axes.tick_params(labelsize=7)
-    _logarithmic_compute(panels[0])  # the others share its axis
+    panels[0].set_xscale("log")  # the others share its axis
+    panels[0].xaxis.set_major_locator(LogLocator(numticks=5))
+    panels[0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e")))
+    panels[0].xaxis.set_minor_locator(NullLocator())
     quantity = "ln PPL minus base's (lower is better)" if metric == "PPL" else "BLEU minus base's (higher is better)"
     figure.suptitle(f"{quantity} against the compute of training", **SUPTITLE)
     figure.supxlabel("FLOPs of training", fontsize=8)
@@ -90,10 +93,3 @@ def _key(axes: Axes, climbed: Ladder, base: Line, corpora: Sequence[str]) -> Non
     axes.set_yticks([])
     axes.grid(visible=False)
     axes.set_title("base trained at", fontsize=8, pad=3)
-
-
-def _logarithmic_compute(axes: Axes) -> None:
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(numticks=5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e")))
-    axes.xaxis.set_minor_locator(NullLocator())
