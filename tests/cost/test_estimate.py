@@ -6,6 +6,7 @@ import torch
 from aiayn.alternatives.parts import transformer
 from aiayn.config import compose, folders, schema
 from aiayn.cost import estimate, plan
+from aiayn.data.encoded import Dataset
 from aiayn.evaluation.evaluate import build, parameters
 from aiayn.paper.batch import Batch
 from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
@@ -110,7 +111,7 @@ def test_a_prepared_corpus_gives_its_lengths_vocabulary_and_tokens(finished) -> 
     run = compose.compose_row(*finished)
     corpus = estimate.corpus_statistics(run)
     folder = compose.Path(run.prepared) / run.data.name
-    pairs = estimate.Dataset.open(folder).pairs("train")
+    pairs = Dataset.open(folder).pairs("train")
     lengths = [int(length) for length in pairs.target_lengths]
     assert corpus.target_length == pytest.approx(sum(length**2 for length in lengths) / sum(lengths))
     assert corpus.target_length > sum(lengths) / len(lengths)  # control: longer than the plain mean

@@ -7,7 +7,6 @@ from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError, Model
 from aiayn.cost import flops
 from aiayn.data import prepare, wmt14
-from aiayn.data.encoded import Dataset
 from aiayn.data.encoding import read
 from aiayn.evaluation.evaluate import parameters
 
@@ -132,7 +131,12 @@ def corpus_statistics(run: Config) -> CorpusStatistics:
     Raises ConfigError for text that cannot be had, DataError for text or prepared data that is damaged.
     """
     if (folders.prepared_folder(run) / "manifest.json").exists():
-        return _prepared(prepare.prepare(run, lambda message: None))
+        dataset = prepare.prepare(run, lambda message: None)
+        pairs, splits = dataset.pairs("train"), dataset.manifest["splits"].items()
+        counts = ", ".join(f"{split} {part['kept']:,} pairs" for split, part in splits)
+        found = f"{counts}; prepared, every file as its SHA-256 says"
+        vocab_size, tokens = dataset.tokenizer.vocab_size, len(pairs.target_ids)
+        return CorpusStatistics(*flops.weighted_lengths(pairs), vocab_size, tokens, 0.0, found)
     prepare.check(run)
     remote = prepare.downloaded(run.data)
     if remote:
@@ -144,23 +148,13 @@ def corpus_statistics(run: Config) -> CorpusStatistics:
         state = f"{to_come / GIGA:.1f} GB to download" if absent else "every archive as its SHA-256 says"
         found = f"about {remote.pairs:,} pairs, {state}; not prepared yet: lengths are assumed"
         return CorpusStatistics(to_write=to_come + encoded, found=found, complete=not absent)
-    counts, characters = [], 0
+    texts, characters = [], 0
     for split, parts in prepare.sources(run.data).items():
         dropped, lines = Counter[str](), 0
         for source, target in read(split, parts, prepare.selection(run.scale), dropped):
             lines += 1
             characters += len(source) + len(target)
         left = f" ({dropped.total():,} dropped)" if dropped else ""
-        counts.append(f"{split} {lines:,} pairs{left}")
+        texts.append(f"{split} {lines:,} pairs{left}")
     # Ids of 2 bytes for subwords of 4 characters or so
-    return CorpusStatistics(
-        to_write=characters / 2, found=f"{', '.join(counts)}; not prepared yet: lengths are assumed"
-    )
-
-
-def _prepared(dataset: Dataset) -> CorpusStatistics:
-    pairs = dataset.pairs("train")
-    counts = ", ".join(f"{split} {part['kept']:,} pairs" for split, part in dataset.manifest["splits"].items())
-    found = f"{counts}; prepared, every file as its SHA-256 says"
-    vocab_size, tokens = dataset.tokenizer.vocab_size, len(pairs.target_ids)
-    return CorpusStatistics(*flops.weighted_lengths(pairs), vocab_size, tokens, 0.0, found)
+    return CorpusStatistics(to_write=characters / 2, found=f"{', '.join(texts)}; not prepared yet: lengths are assumed")

@@ -103,15 +103,10 @@ def main(run: Config) -> None:
 
 def scope_of_checks(run: Config, corpus: CorpusStatistics) -> str:
     """What has been checked, and what could not be."""
-    known, unknown = ["configuration"], ""
-    if corpus.complete:
-        known.append("data")
-    else:
-        unknown += "; the data is not, it is still to be downloaded"
-    if flops.device(run.hardware, run.plan.gpu).memory:
-        known.append("memory")
-    else:
-        unknown += "; memory is not, on a CPU"
+    data, memory = corpus.complete, flops.device(run.hardware, run.plan.gpu).memory
+    known = ["configuration", *(["data"] if data else []), *(["memory"] if memory else [])]
+    unknown = "" if data else "; the data is not, it is still to be downloaded"
+    unknown += "" if memory else "; memory is not, on a CPU"
     return f"{', '.join(known)} and disk are checked{unknown}"
 
 
@@ -145,17 +140,17 @@ def text(
         lines = [[*cells, f"{each / 3600 * price:,.2f}"] for cells, each in zip(lines, seconds, strict=True)]
     align = ["left", *["right"] * (len(head) - 1)]
     table = tabulate([head, *lines], tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
-    data = folders.setting(run)
     known = "of the prepared corpus" if corpus.vocab_size else "assumed"
     epochs = (
         f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of {planned[0].name}" if corpus.target_tokens else ""
     )
-    queues: list[list[str]] = [[] for _ in range(available)]
-    for turn in turns:
-        for number in turn.devices:
-            queues[number].append(f"{turn.name} until {duration(turn.end)}")
+    queues = [
+        [f"{turn.name} until {duration(turn.end)}" for turn in turns if number in turn.devices]
+        for number in range(available)
+    ]
     return [
-        f"Plan at scale {run.scale.name} on {data}: {len(planned)} rows, one seed each, nothing is trained",
+        f"Plan at scale {run.scale.name} on {folders.setting(run)}: {len(planned)} rows, one seed each,"
+        " nothing is trained",
         *table,
         f"{available} x {unit}: peak {device.peak:g} TFLOP/s, of which training sustains {basis}.",
         f"Lengths {known}: {corpus.source_length:.1f} source and {corpus.target_length:.1f} target tokens,"
