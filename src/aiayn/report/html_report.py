@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -56,14 +56,19 @@ def draw_figures(material: Material) -> dict[str, tuple[Figure, str]]:
         )
         for axis, quantity in itertools.product(curves.AXES, curves.QUANTITIES)
     }
-    drawn |= {
-        f"group-{letter[1].lower()}": (figures.group(table, letter), f"group {letter}, the paper's figures and ours")
-        for letter in _GROUPS
-    }
-    drawn |= {
-        f"ranks-{metric.lower()}": (figures.ranks(table, metric), f"our {metric} of each row against the paper's")
-        for metric in METRICS
-    }
+    for letter in _GROUPS:
+        drawn[f"group-{letter[1].lower()}"] = (
+            figures.group(table, letter),
+            f"group {letter}, the paper's figures and ours",
+        )
+    for metric in METRICS:
+        ranks = figures.ranks(table, metric)
+        drawn[f"ranks-{metric.lower()}"] = ranks, f"our {metric} of each row against the paper's"
+        if material.ladder.rungs:
+            climbed = ladder_figure.ladder(material.ladder, table.lines, metric)
+            quantity = f"difference from base in {'ln PPL' if metric == 'PPL' else metric}"
+            of_ladder = f"{quantity} of each row at every scale against the compute of its training"
+            drawn[f"ladder-{metric.lower()}"] = climbed, of_ladder
     if material.dev.counts:
         drawn["lengths"] = figures.lengths(table, material.dev.counts, words), "BLEU by the length of the source"
     if others := material.beyond:
@@ -75,15 +80,6 @@ def draw_figures(material: Material) -> dict[str, tuple[Figure, str]]:
             drawn["beyond-lengths"] = figures.with_legend(by_length), f"BLEU of {rows} by the length of the source"
     tables = {"Sinusoids (3.5)": sinusoids(64, table.base.trained.model.d_model).numpy()} | dict(material.learned)
     drawn["positions"] = figures.positions(tables), "positional vectors as a picture, one column a position"
-    if material.ladder.rungs:
-        of_ladder = "of each row at every scale against the compute of its training"
-        drawn |= {
-            f"ladder-{metric.lower()}": (
-                ladder_figure.ladder(material.ladder, table.lines, metric),
-                f"difference from base in {'ln PPL' if metric == 'PPL' else metric} {of_ladder}",
-            )
-            for metric in METRICS
-        }
     if material.layers:
         drawn["layers"] = figures.layers(material.layers), "time of a token in each layer type against the length"
     drawn["schedule"] = figures.schedule(table), "learning rate against updates"
@@ -259,12 +255,12 @@ def _text(value: Any) -> str:
 def _ladder(climbed: Ladder, table: Table) -> dict[str, Any]:
     """What the page has of the ladder beside its figures: what each rung is, the claims there, and every effect."""
     rungs = climbed.rungs
-    facts: dict[str, Callable[[Rung], str]] = {
-        "rows finished": lambda rung: f"{rung.table.finished} of {len(rung.table.lines)}",
-        "seeds": lambda rung: ", ".join(map(str, rung.table.seeds)) or "–",
-        "FLOPs of base's training": lambda rung: flops.power(rung.compute(rung.table.base) or rung.planned),
-        **{f"Spearman's ρ, {metric}": partial(_rank, metric=metric) for metric in METRICS},
-    }
+    facts = [
+        ("rows finished", [f"{rung.table.finished} of {len(rung.table.lines)}" for rung in rungs]),
+        ("seeds", [", ".join(map(str, rung.table.seeds)) or "–" for rung in rungs]),
+        ("FLOPs of base's training", [flops.power(rung.compute(rung.table.base) or rung.planned) for rung in rungs]),
+        *((f"Spearman's ρ, {metric}", [_rank(rung, metric) for rung in rungs]) for metric in METRICS),
+    ]
     effects = [
         {
             "row": line.name,
@@ -279,10 +275,8 @@ def _ladder(climbed: Ladder, table: Table) -> dict[str, Any]:
     here = {rung.table.scale.name for rung in (*rungs, *climbed.left_out)}
     return {
         "names": [rung.name for rung in rungs],
-        "facts": [(name, [fact(rung) for rung in rungs]) for name, fact in facts.items()],
-        "claims": list(
-            zip(*([formats.finding_texts(found) for found in rung.findings] for rung in rungs), strict=True)
-        ),
+        "facts": facts,
+        "claims": list(zip(*(map(formats.finding_texts, rung.findings) for rung in rungs), strict=True)),
         "effects": effects,
         "left_out": [f"{rung.name} ({rung.table.base.trained.training.max_steps})" for rung in climbed.left_out],
         "min_updates": MIN_UPDATES,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from aiayn.report.figure_files import INK, PAPER_COLOUR, SUPTITLE
-from aiayn.tables.ladder import Effect, Ladder, Rung, papers_effect
+from aiayn.tables.ladder import Ladder, papers_effect
 from aiayn.tables.table2 import papers_compute
 from aiayn.tables.table3 import Line, Metric
 
@@ -25,12 +25,13 @@ def ladder(climbed: Ladder, rows: Sequence[Line], metric: Metric) -> Figure:
     panels = list(figure.subplots(math.ceil((len(others) + 1) / 2), 2, sharex=True).flat)
     drawn = list(zip(others, panels, strict=False))
     corpora = list(dict.fromkeys(rung.table.data for rung in climbed.rungs))
-    for line, axes in drawn:
+    for number, (line, axes) in enumerate(drawn, 1):  # every rung has the same rows, base first
         papers = papers_effect(line, base, metric)
         axes.axhline(0, color="#888888", linewidth=0.8)
         axes.axhline(papers.value, color=PAPER_COLOUR, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.plot(papers.compute, papers.value, "D", color=PAPER_COLOUR, fillstyle="none", markersize=5)
-        found = [(rung.table.data, effect) for rung in climbed.rungs if (effect := _at(rung, line.name, metric))]
+        effects = [(rung.table.data, rung.effect(rung.table.lines[number], metric)) for rung in climbed.rungs]
+        found = [(data, effect) for data, effect in effects if effect and effect.compute]
         axes.plot([e.compute for _, e in found], [e.value for _, e in found], color="#888888", linewidth=0.8, zorder=1)
         for data, effect in found:
             marker = _MARKERS[corpora.index(data) % len(_MARKERS)]
@@ -58,12 +59,6 @@ def ladder(climbed: Ladder, rows: Sequence[Line], metric: Metric) -> Figure:
     figure.suptitle(f"{quantity} against the compute of training", **SUPTITLE)
     figure.supxlabel("FLOPs of training", fontsize=8)
     return figure
-
-
-def _at(rung: Rung, row: str, metric: Metric) -> Effect | None:
-    line = next(line for line in rung.table.lines if line.name == row)
-    effect = rung.effect(line, metric)
-    return effect if effect and effect.compute else None
 
 
 def _same_limits(panels: Iterable[tuple[Line, Axes]]) -> None:
