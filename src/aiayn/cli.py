@@ -277,57 +277,49 @@ def fail(line: str, code: int = 2) -> None:
 
 def manual() -> str:
     """The manual of the whole."""
-    return "\n".join(
-        [
-            "aiayn: Table 3 of 'Attention Is All You Need', 20 rows, trained and compared with the paper cell by cell.",
-            "",
-            "  aiayn COMMAND [KEY=VALUE ...]        python -m aiayn is the same",
-            "",
-            "Commands (aiayn COMMAND --help explains one):",
-            *(f"  {name:10} {what}" for name, what in COMMANDS.items()),
-            "",
-            *common(),
-        ]
-    )
+    commands = "\n".join(f"  {name:10} {what}" for name, what in COMMANDS.items())
+    return f"""\
+aiayn: Table 3 of 'Attention Is All You Need', 20 rows, trained and compared with the paper cell by cell.
+
+  aiayn COMMAND [KEY=VALUE ...]        python -m aiayn is the same
+
+Commands (aiayn COMMAND --help explains one):
+{commands}
+
+{common()}"""
 
 
 def manual_of(command: str) -> str:
     """The manual of one command."""
     examples = {f"aiayn {command} {words}".rstrip(): what for words, what in EXAMPLES[command].items()}
     width = max(map(len, examples))
-    return "\n".join(
-        [
-            f"aiayn {command}: {COMMANDS[command]}",
-            "",
-            f"  aiayn {command} [KEY=VALUE ...]",
-            "",
-            "Examples:",
-            *(f"  {line:{width}}  # {what}" for line, what in examples.items()),
-            "",
-            *common(),
-        ]
-    )
+    lines = "\n".join(f"  {line:{width}}  # {what}" for line, what in examples.items())
+    return f"""\
+aiayn {command}: {COMMANDS[command]}
+
+  aiayn {command} [KEY=VALUE ...]
+
+Examples:
+{lines}
+
+{common()}"""
 
 
-def common() -> list[str]:
+def common() -> str:
     """What holds for every command: rows, groups, keys, flags, exit codes."""
-    return [
-        "Rows of Table 3 (experiment=NAME):",
-        "  base",
-        *(
-            f"  {'  '.join(row for row in schema.ROWS if row.startswith(group))}"
-            for group in ("a_", "b_", "c_", "d_", "e_")
-        ),
-        "  big",
-        f"Beyond it: {'  '.join(schema.BEYOND)}",
-        "",
-        "Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|files|wmt14_en_de|wmt14_en_fr",
-        "        fidelity=paper|released_code: where the paper's text and its authors' code differ",
-        "        tokenizer=sentencepiece|paper: the paper's has Moses tokens and 32K merges",
-        "Keys:   seed, model.*, training.*, decoding.*, data.*, wandb.mode=offline|online|disabled, output, ...",
-        "        in the paper's units: scale multiplies them afterwards",
-        "Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file",
-        "        (table3: all its rows; beyond: the others; seeds: base from three; lengths: longer sentences)",
-        'Tab completion: eval "$(aiayn train -sc install=bash)"',
-        f"Exit codes: {EXIT_CODES}",
-    ]
+    letters = ("base", "a_", "b_", "c_", "d_", "e_", "big")
+    rows = "\n".join(f"  {'  '.join(row for row in schema.ROWS if row.startswith(letter))}" for letter in letters)
+    return f"""\
+Rows of Table 3 (experiment=NAME):
+{rows}
+Beyond it: {"  ".join(schema.BEYOND)}
+
+Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|files|wmt14_en_de|wmt14_en_fr
+        fidelity=paper|released_code: where the paper's text and its authors' code differ
+        tokenizer=sentencepiece|paper: the paper's has Moses tokens and 32K merges
+Keys:   seed, model.*, training.*, decoding.*, data.*, wandb.mode=offline|online|disabled, output, ...
+        in the paper's units: scale multiplies them afterwards
+Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file
+        (table3: all its rows; beyond: the others; seeds: base from three; lengths: longer sentences)
+Tab completion: eval "$(aiayn train -sc install=bash)"
+Exit codes: {EXIT_CODES}"""
