@@ -42,8 +42,7 @@ ROOMS = {
     "hydra": {"config.compose", "cli"},
     "omegaconf": {"config.schema", "config.compose", "cli"},
     "pytorch_lightning": {
-        *("training.checkpoint_io", "training.lightning_data", "training.lightning_model"),
-        *("training.callbacks", "training.train"),
+        *("training.checkpoint_io", "training.lightning_model", "training.callbacks", "training.train"),
     },
     "sacrebleu": {"evaluation.metrics"},
     "jinja2": {"report.html_page"},

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from aiayn.data.encoded import Pairs
 from aiayn.data.update_plan import gather, training_plan
-from aiayn.training.lightning_data import LightningUpdates, Update
+from aiayn.training import lightning_data
+from aiayn.training.lightning_data import Update
 
 PER_UPDATE, PER_MICRO_BATCH, SENTENCES = 61, 23, 97
 
@@ -28,7 +29,7 @@ PAIRS = corpus()
 
 
 def stream(start: int = 0, rank: int = 0, ranks: int = 1, seed: int = 3, per_micro_batch: int = PER_MICRO_BATCH):
-    data = LightningUpdates(
+    return lightning_data.updates(
         PAIRS,
         tokens_per_update=PER_UPDATE,
         tokens_per_micro_batch=per_micro_batch,
@@ -37,7 +38,6 @@ def stream(start: int = 0, rank: int = 0, ranks: int = 1, seed: int = 3, per_mic
         rank=rank,
         ranks=ranks,
     )
-    return data.train_dataloader()
 
 
 def held(update: Update) -> list[tuple[int, list[int]]]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 
 from aiayn.data.encoded import Pairs
@@ -27,38 +26,26 @@ class Update:
         return Update(self.number, self.source_tokens, self.target_tokens, batches)
 
 
-class LightningUpdates(pl.LightningDataModule):
+def updates(
+    pairs: Pairs,
+    *,
+    tokens_per_update: int,
+    tokens_per_micro_batch: int,
+    seed: int,
+    start: int,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Iterator[Update]:
     """Updates `start`, `start` + 1, ... of a run: each a function of the corpus, the seed and its number alone.
 
     Rank r of R takes every R-th micro-batch; fillers without sentences are left out, so that they weigh nothing.
     """
-
-    def __init__(
-        self,
-        pairs: Pairs,
-        *,
-        tokens_per_update: int,
-        tokens_per_micro_batch: int,
-        seed: int,
-        start: int,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        super().__init__()
-        self.pairs = pairs
-        self.source, self.target = pairs.source_lengths, pairs.target_lengths
-        self.updates = training_plan(self.source, self.target, tokens_per_update, seed, start)
-        self.tokens_per_micro_batch = tokens_per_micro_batch
-        self.rank, self.ranks = rank, ranks
-
-    def train_dataloader(self) -> Iterator[Update]:
-        """This rank's endless stream."""
-        for number, sentences in self.updates:
-            parts = micro_batches(sentences, self.source, self.target, self.tokens_per_micro_batch, self.ranks)
-            batches, source_tokens, target_tokens = [], 0, 0
-            for index, part in enumerate(parts):
-                if index % self.ranks == self.rank and len(part):
-                    batches.append(gather(self.pairs, part, source_tokens, target_tokens))
-                source_tokens += int(np.sum(self.source[part]))
-                target_tokens += int(np.sum(self.target[part]))
-            yield Update(number, source_tokens, target_tokens, batches)
+    source, target = pairs.source_lengths, pairs.target_lengths
+    for number, sentences in training_plan(source, target, tokens_per_update, seed, start):
+        batches, source_tokens, target_tokens = [], 0, 0
+        for index, part in enumerate(micro_batches(sentences, source, target, tokens_per_micro_batch, ranks)):
+            if index % ranks == rank and len(part):
+                batches.append(gather(pairs, part, source_tokens, target_tokens))
+            source_tokens += int(np.sum(source[part]))
+            target_tokens += int(np.sum(target[part]))
+        yield Update(number, source_tokens, target_tokens, batches)

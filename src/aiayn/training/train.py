@@ -38,7 +38,7 @@ from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint, jobs
 from aiayn.training.callbacks import Bar, Dev, Record, Save
 from aiayn.training.checkpoint_io import VerifiedCheckpointIO
-from aiayn.training.lightning_data import LightningUpdates
+from aiayn.training.lightning_data import updates
 from aiayn.training.lightning_model import LightningTransformer, NonFinite
 from aiayn.training.wandb_log import TRANSLATIONS, dev_row, samples, view
 
@@ -158,7 +158,7 @@ def fit(
         default_root_dir=folder,
     )
     module.wants_to_stop = lambda: bool(stop.asked)
-    updates = LightningUpdates(
+    stream = updates(
         dataset.pairs("train"),
         tokens_per_update=training.tokens_per_update,
         tokens_per_micro_batch=tokens,
@@ -167,7 +167,7 @@ def fit(
         rank=int(os.environ.get("RANK", 0)),
         ranks=ranks,
     )
-    trainer.fit(module, datamodule=updates)
+    trainer.fit(module, stream)
 
 
 def finish(
