@@ -1,6 +1,7 @@
 """Which sentences each update and each micro-batch holds, and how they become one packed `Batch`."""
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
@@ -132,14 +133,10 @@ def micro_batches(
     _refuse_longer(longest, tokens_per_micro_batch, "hardware.tokens_per_micro_batch")
     fewest = len(_borders(source_ends, target_ends, tokens_per_micro_batch)) - 1
     parts = ranks * max(1, -(-fewest // ranks))
-    too_small, enough = longest - 1, tokens_per_micro_batch
-    while enough - too_small > 1:
-        limit = (too_small + enough) // 2
-        if len(_borders(source_ends, target_ends, limit)) - 1 <= parts:
-            enough = limit
-        else:
-            too_small = limit
-    borders = _borders(source_ends, target_ends, enough)
+    limits = range(longest, tokens_per_micro_batch)
+    # The larger a limit, the fewer parts it makes
+    enough = bisect_left(limits, -parts, key=lambda limit: 1 - len(_borders(source_ends, target_ends, limit)))
+    borders = _borders(source_ends, target_ends, longest + enough)
     borders += [len(sentences)] * (parts + 1 - len(borders))
     return np.split(sentences, borders[1:-1])
 
