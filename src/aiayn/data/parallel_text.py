@@ -9,12 +9,12 @@ import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import resources
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from aiayn.core import storage
 
@@ -208,16 +208,9 @@ def _segments(path: Path | Member, lines: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def _open(path: Path | Member) -> Iterator[IO[bytes] | gzip.GzipFile | lzma.LZMAFile]:
-    with _member(path) if isinstance(path, Member) else path.open("rb") as stored:
-        match path.suffix:
-            case ".gz":
-                with gzip.open(stored) as file:
-                    yield file
-            case ".xz":
-                with lzma.open(stored) as file:
-                    yield file
-            case _:
-                yield stored
+    unpack: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, nullcontext)
+    with _member(path) if isinstance(path, Member) else path.open("rb") as stored, unpack(stored) as file:
+        yield file
 
 
 @contextmanager

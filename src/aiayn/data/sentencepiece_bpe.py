@@ -98,9 +98,8 @@ class _Training:
     def __call__(self, part: tuple[list[str], bool]) -> bytes:
         words, is_last = part
         self.words += words
-        return self._train() if is_last else b""
-
-    def _train(self) -> bytes:
+        if not is_last:
+            return b""
         written = io.BytesIO()
         try:
             # Paper: byte pairs, or word pieces for English-French (5.1), by programs that it does not name

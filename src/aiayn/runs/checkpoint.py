@@ -117,12 +117,13 @@ def average(paths: list[Path]) -> dict[str, torch.Tensor]:
 
     Holds the sum and one checkpoint, however many there are: 20 of `big` are 17 GB.
     """
-    total = _weights(paths[0])
+    total: dict[str, torch.Tensor] = load(paths[0])["state_dict"]
     kinds = {name: weight.dtype for name, weight in total.items()}
     for name in total:
         total[name] = total[name].double()
     for path in paths[1:]:
-        _add(total, _weights(path))
+        for name, weight in load(path)["state_dict"].items():
+            total[name] = total[name] + weight  # not in place: tied weights may share their memory
     return {name: (total.pop(name) / len(paths)).to(kind) for name, kind in kinds.items()}
 
 
@@ -134,16 +135,6 @@ def fitting(path: Path) -> Iterator[None]:
     except (RuntimeError, KeyError, TypeError) as error:
         cause = " ".join(str(error).split())[:300]
         raise storage.StorageError(f"{path} holds another model than this run's: {cause}") from error
-
-
-def _weights(path: Path) -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = load(path)["state_dict"]
-    return weights
-
-
-def _add(total: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> None:
-    for name in total:
-        total[name] = total[name] + weights[name]  # not in place: tied weights may share their memory
 
 
 def _hash_file(path: Path) -> Path:

@@ -69,7 +69,24 @@ def read_runs(folder: Path) -> list[Run]:
 def read_run(folder: Path) -> Run | None:
     """What became of the run in this folder; None for a folder that is none of a run."""
     match = _FOLDER.fullmatch(f"{folder.parent.name}/{folder.name}")
-    return _read_run(folder, match["experiment"], int(match["seed"])) if match else None
+    if not match:
+        return None
+    experiment, seed = match["experiment"], int(match["seed"])
+    try:
+        if (folder / RESULT).exists():
+            result = read_result(folder / RESULT)
+            _check_place(result, folder.parent.parent.name, experiment, seed)
+            return Run(experiment, seed, "finished", "", result, result["steps"])
+        steps = last_step(folder)
+        if (folder / FAILURE).exists():
+            failure = _read_json(folder / FAILURE)
+            cause = f"{failure.get('cause', 'no cause recorded')} (exit code {failure.get('exit_code', 'unknown')})"
+            log = printable(str(folder / LOG)) if (folder / LOG).exists() else ""
+            return Run(experiment, seed, "failed", printable(cause), None, steps, log)
+        begun = (folder / METRICS).exists() or (folder / CHECKPOINTS).exists()
+        return Run(experiment, seed, "half-done" if begun else "missing", "", None, steps)
+    except (OSError, ValueError) as error:
+        return Run(experiment, seed, "failed", printable(f"{error}: delete that file and train again"), None, 0)
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -161,24 +178,6 @@ def changes_nothing(scale: Scale) -> bool:
     """Whether rows and text are the paper's: every factor is 1, every pair is used."""
     part = scale.max_words or scale.max_train_words or scale.pairs
     return all(factor == 1 for factor in factors(scale).values()) and not part
-
-
-def _read_run(folder: Path, experiment: str, seed: int) -> Run:
-    try:
-        if (folder / RESULT).exists():
-            result = read_result(folder / RESULT)
-            _check_place(result, folder.parent.parent.name, experiment, seed)
-            return Run(experiment, seed, "finished", "", result, result["steps"])
-        steps = last_step(folder)
-        if (folder / FAILURE).exists():
-            failure = _read_json(folder / FAILURE)
-            cause = f"{failure.get('cause', 'no cause recorded')} (exit code {failure.get('exit_code', 'unknown')})"
-            log = printable(str(folder / LOG)) if (folder / LOG).exists() else ""
-            return Run(experiment, seed, "failed", printable(cause), None, steps, log)
-        begun = (folder / METRICS).exists() or (folder / CHECKPOINTS).exists()
-        return Run(experiment, seed, "half-done" if begun else "missing", "", None, steps)
-    except (OSError, ValueError) as error:
-        return Run(experiment, seed, "failed", printable(f"{error}: delete that file and train again"), None, 0)
 
 
 def _check_place(result: dict[str, Any], sweep: str, experiment: str, seed: int) -> None:
