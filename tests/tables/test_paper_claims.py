@@ -255,6 +255,21 @@ def test_the_seeds_that_are_said_to_decide_do_so_in_four_of_five_cases() -> None
     assert decided(needed - 2) < 0.80  # control: fewer do not
 
 
+def test_rows_that_have_unequal_numbers_of_seeds_are_said_to_need_enough() -> None:
+    claim = next(h for h in CLAIMS if h.rows == ("d_dropout00", "base") and h.metric == "PPL")
+    seen = {"d_dropout00": [0.0, 0.05], "base": [3.0, 1.0, 2.2, 2.6, 1.2]}  # base alone varies
+    needed = paper_claims.seeds_needed(claim, seen, {"d_dropout00": -1.0, "base": 1.0}, 0.005)
+    assert needed is not None
+    random = np.random.default_rng(37)
+
+    def decided(seeds: int) -> float:
+        pairs = [(random.normal(1.975, 0.866, seeds), random.normal(0, 0.0354, seeds)) for _ in range(400)]
+        return float(np.mean([stats.ttest_ind(*pair, equal_var=False).pvalue < 0.005 for pair in pairs]))
+
+    assert decided(needed) >= 0.76
+    assert decided(needed - 2) < 0.80  # control: fewer do not
+
+
 @pytest.mark.parametrize("effect", [0.0, 1.1])
 def test_the_seeds_that_decide_whether_two_are_the_same_do_so_in_four_of_five_cases(effect: float) -> None:
     claim = next(h for h in CLAIMS if h.equal and h.metric == "BLEU")

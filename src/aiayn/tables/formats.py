@@ -176,7 +176,7 @@ def finding_texts(found: Finding) -> dict[str, str]:
         "paper": "–" if found.paper is None else gain(found.paper),
         "ours": "–" if found.effect is None else gain(found.effect),
         "interval": between(found.interval),
-        "sentences": between(found.sentences),
+        "sentences": between(found.sentences) + (" (90 %)" if claim.equal and found.sentences else ""),
         "p": "–" if found.p is None else "< 0.001" if found.p < 0.001 else f"{found.p:.3f}",
         "verdict": found.verdict,
         "because": found.because,

@@ -216,9 +216,10 @@ def seeds_needed(
     """The least seeds a row that decide in 4 of 5 cases if effect and spread are as seen; None if 200 do not."""
     seen = rise(samples, weights)
     assert seen is not None
-    spread = sum(weight**2 * float(np.var(samples[row], ddof=1)) for row, weight in weights.items())
+    parts = [weight**2 * float(np.var(samples[row], ddof=1)) for row, weight in weights.items()]
+    spread = sum(parts)
     for seeds in range(2, MOST_SEEDS + 1):
-        freedom = seen.freedom * (seeds - 1) / (min(len(samples[row]) for row in weights) - 1)
+        freedom = spread**2 / sum(part**2 for part in parts) * (seeds - 1)  # Welch and Satterthwaite's
         power = partial(_power, error=math.sqrt(spread / seeds), freedom=freedom)
         if not claim.equal:
             decides = power(abs(seen.effect - claim.bound), level / 2)
