@@ -135,3 +135,23 @@ def test_a_sentence_gives_a_page_every_layer_as_svg_and_png_and_every_head_in_nu
     printed = capsys.readouterr().out
     assert "dev set of 41 sentences" in printed
     assert [line.split()[0] for line in printed.splitlines() if re.match(r" *\d\.\d ", line)] == ["1.1", "1.2"] * 3
+
+
+def test_each_kind_is_drawn_between_its_own_sides(finished: list[str], monkeypatch) -> None:
+    """The decoder's input begins with BOS, the source ends with EOS; queries look at keys."""
+    seen: dict[str, tuple[list[str], list[str]]] = {}
+    draw = attention_maps.matrices
+
+    def watched(weights, queries, keys, title):
+        seen[title.partition(", layer")[0]] = queries, keys
+        return draw(weights, queries, keys, title)
+
+    monkeypatch.setattr(attention_maps, "matrices", watched)
+    monkeypatch.setattr(attention_maps.figure_files, "inline", lambda *_: "")  # drawing takes seconds
+    monkeypatch.setattr(attention_maps.figure_files, "write", lambda *_: None)
+    monkeypatch.setattr("aiayn.core.storage.write_text", lambda path, text: None)
+    attention_maps.main(compose.compose_row(*finished), io.BytesIO(b"1 2 3\n"))
+    (source, of_encoder), (inner, of_decoder) = seen[KINDS["encoder"]], seen[KINDS["decoder"]]
+    assert (source[-1], "<s>" in source, inner[0], "</s>" in inner) == ("</s>", False, "<s>", False)
+    assert (of_encoder, of_decoder) == (source, inner)
+    assert seen[KINDS["cross"]] == (inner, source)

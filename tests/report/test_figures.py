@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from scipy import stats
 
-from aiayn.config import compose
+from aiayn.config import compose, schema
 from aiayn.paper.layers import sinusoids
 from aiayn.report import figures
-from aiayn.report.curves import Curve
+from aiayn.report.curves import AXES, Curve
 from aiayn.report.figure_files import style
 from aiayn.tables.table3 import Table
 from tests.tables.test_formats import table as made_up
@@ -53,6 +53,8 @@ def test_a_group_shows_the_papers_effects_and_ours() -> None:
         assert points(figure, panel, "D") == pytest.approx(effects)
         assert points(figure, panel, "o") == pytest.approx(effects, abs=0.15)
     assert "scale mini" in figure.get_suptitle()
+    labels = [label.get_text() for label in figure.axes[1].get_xticklabels()]
+    assert labels == ["h 1", "h 4", "base", "h 16", "h 32"]
 
 
 def test_under_the_papers_conditions_a_group_shows_the_figures_themselves() -> None:
@@ -84,6 +86,37 @@ def test_a_figures_own_interval_is_students() -> None:
     sample = np.array([25.8, 25.9, 26.0])
     expected = stats.t.interval(0.95, 2, sample.mean(), stats.sem(sample))
     assert bar(figure, 0) == pytest.approx(expected, abs=1e-9)
+
+
+def curves_of(*quantities: str) -> dict[str, Curve]:
+    """Three points of each quantity, at other places along each axis; every number of them is another."""
+    made = {}
+    for first, quantity in enumerate(quantities):
+        places = {axis: 10.0 ** (power + first) * np.array([1, 2, 3]) for power, axis in enumerate(AXES)}
+        made[quantity] = Curve(places, 7 * np.array([5.0, 3.0, 2.0]) + first)
+    return made
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_a_curve_is_drawn_from_its_own_values_along_the_axis_asked_for(axis: str) -> None:
+    drawn = curves_of("train/loss", "dev/ppl")
+    (axes,) = figures.curve(table("mini", "tiny", 1), {("a_h1", 2): drawn}, "dev/ppl", axis).axes
+    (line,) = axes.lines
+    assert line.get_xdata().tolist() == drawn["dev/ppl"].axes[axis].tolist()
+    assert line.get_ydata().tolist() == [36, 22, 15]
+    names = {"steps": "updates", "tokens": "target tokens", "minutes": "minutes of training"}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (names[axis], "dev perplexity")
+
+
+def test_a_run_has_its_loss_above_and_its_dev_perplexity_below() -> None:
+    drawn = curves_of("train/loss", "dev/ppl")
+    above, below = figures.run(table("mini", "tiny", 1), {("a_h1", 1): drawn}, "a_h1").axes
+    for axes, title, values in (
+        (above, "training loss, label-smoothed", [35, 21, 14]),
+        (below, "dev perplexity", [36, 22, 15]),
+    ):
+        assert title in (axes.get_title("left"), axes.get_title())
+        assert [line.get_ydata().tolist() for line in axes.lines] == [values]
 
 
 def test_every_title_names_scale_and_data() -> None:
@@ -139,6 +172,31 @@ def test_in_the_plot_of_ranks_every_row_is_named_and_no_name_lies_on_another(met
     assert [pair for pair in itertools.combinations(names, 2) if names[pair[0]].overlaps(names[pair[1]])]
 
 
+@pytest.mark.parametrize("metric", ["PPL", "BLEU"])
+def test_in_the_plot_of_ranks_the_paper_lies_along_and_ours_stands_upright(metric: Any) -> None:
+    with style():
+        (axes,) = figures.ranks(table("mini", "tiny", 3), metric).axes
+    rows = [row.paper for row in compose.rows().values()]
+    paper = [row.ppl if metric == "PPL" else row.bleu for row in rows]
+    ours = [row.ppl * 2 * 1.01 if metric == "PPL" else row.bleu + 0.1 for row in rows]
+    dots = [line.get_xydata()[0] for line in axes.lines if line.get_marker() == "o"]
+    assert np.allclose(dots, np.transpose([paper, ours]))
+    assert axes.get_xlabel() == f"{metric}, paper"
+
+
+def test_the_schedule_is_eq_3_times_the_scales_factor() -> None:
+    for factor in (1.0, 0.5):
+        made = table("mini", "tiny", 1)
+        lines = tuple(
+            dataclasses.replace(line, trained=schema.vary(line.trained, training={"learning_rate_factor": factor}))
+            for line in made.lines
+        )
+        (base, _) = figures.schedule(dataclasses.replace(made, lines=lines)).axes[0].lines
+        step, training = int(base.get_xdata()[0]), lines[0].trained.training
+        assert step == 1
+        assert base.get_ydata()[0] == pytest.approx(factor * 128**-0.5 * training.warmup_steps**-1.5)
+
+
 def test_the_schedule_peaks_at_the_end_of_the_warm_up() -> None:
     (base, big) = figures.schedule(table("mini", "tiny", 1)).axes[0].lines
     for line, row in ((base, "base"), (big, "big")):
@@ -192,6 +250,17 @@ def test_no_bucket_of_lengths_is_empty(words: list[int], limit: int, buckets: li
     assert [label.get_text() for label in axes.get_xticklabels()] == buckets
     (drawn,) = (line for line in axes.lines if line.get_gid())
     assert all(bleu > 0 for bleu in drawn.get_ydata())
+
+
+def test_a_bucket_of_lengths_has_the_bleu_of_its_own_sentences_alone() -> None:
+    # Of each sentence the n-grams that are right, and all, of 1 to 4 words; its length, and its reference's
+    wrong, right = [0, 0, 0, 0, 9, 8, 7, 6, 9, 9], [9, 8, 7, 6, 9, 8, 7, 6, 9, 9]
+    words = [3, 5, 9] * 60
+    counts = np.array([right if length == 9 else wrong for length in words])
+    (axes,) = figures.lengths(table("mini", "tiny", 1), {("base", 1): counts}, words).axes
+    assert [label.get_text().split()[-1] for label in axes.get_xticklabels()] == ["5", "9"]
+    (drawn,) = (line for line in axes.lines if line.get_gid())
+    assert drawn.get_ydata() == pytest.approx([0, 100])
 
 
 def test_a_legend_names_each_row_once_for_all_its_seeds() -> None:

@@ -162,6 +162,49 @@ def test_the_cells_are_the_results(report: Path) -> None:
         assert f'data-value="{sum(found) / 2 + 0.01:.2f}"' not in line  # control
 
 
+def cells(report: Path, row: str) -> list[tuple[str, str]]:
+    """The value by which each cell of a row is sorted, and its style: row, nine sizes, then five of each metric."""
+    line = report.read_text("utf-8").partition(f'<tr data-opens="run-{row}"')[2].partition("</tr>")[0]
+    return re.findall(r'<td data-value="([^"]*)" class="([^" ]*)', line)
+
+
+@pytest.mark.parametrize(
+    ("row", "ppl", "bleu"),
+    [
+        # In spreads, the roots of the sum of both rows' variances: 7.4, 1.6, 0.1, 4.8 and 5.5, 3.6 in the other way
+        *(("a_h1", "down3", "down3"), ("a_h4", "down1", "down1"), ("a_h16", "PPL", "BLEU")),
+        *(("b_dk16", "down3", "down3"), ("c_dmodel1024", "up3", "up3"), ("c_dff4096", "up2", "up2")),
+    ],
+)
+def test_a_colour_says_how_many_spreads_over_seeds_a_row_is_better_or_worse(report, row, ppl, bleu) -> None:
+    found = cells(report, row)
+    assert (found[14][1], found[19][1]) == (ppl, bleu)
+    assert {style for _, style in (*found[10:14], *found[15:19])} == {"PPL", "BLEU"}  # nothing else has a colour
+
+
+def test_a_column_is_sorted_by_numbers_and_an_empty_place_by_what_base_has(report: Path) -> None:
+    base, wide, big = (cells(report, row) for row in ("base", "c_dmodel1024", "big"))
+    assert [value for value, _ in base[:10]] == ["0", "6", "512", "2048", "8", "64", "64", "0.1", "0.1", "100000"]
+    assert [value for value, _ in wide[1:10]] == ["6", "1024", "2048", "8", "128", "128", "0.1", "0.1", "100000"]
+    assert big[9][0] == "300000"
+    assert (wide[13][0], big[11][0]) == ("-0.26", "")  # the paper's 4.66 - 4.92; not trained
+
+
+def test_a_row_says_what_it_changes_and_shows_source_reference_and_ours_of_the_same_sentences(
+    report: Path, digits: list[str]
+) -> None:
+    page = report.read_text("utf-8").partition('id="run-a_h4"')[2].partition("</dialog>")[0]
+    scaled = "; ".join(f"model.{key} from 64 to 128 (here 4 to 8)" for key in ("d_k", "d_v"))
+    assert f"Differs from base in: model.num_heads from 8 to 4; {scaled}." in page
+    sources, references = (
+        Path(next(word.partition("=")[2] for word in digits if word.startswith(f"data.dev_{side}="))).read_text()
+        for side in ("source", "target")
+    )
+    ours = (report.parents[1] / "a_h4" / "seed1" / "translations.txt").read_text()
+    sample = "".join(f'<td dir="auto">{text.splitlines()[12]}</td>' for text in (sources, references, ours))
+    assert sample in page
+
+
 def test_rows_beyond_table_3_have_a_table_of_their_own_beside_base(report: Path) -> None:
     text = report.read_text("utf-8")
     first, _, second = text.partition('id="beyond"')
