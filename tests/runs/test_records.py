@@ -93,6 +93,7 @@ def test_a_result_torn_anywhere_is_reported_as_failed(sweep: Path) -> None:
         damaged("dev.ppl", float("nan")),
         damaged("dev.ppl", float("inf")),
         damaged("dev.bleu.paper", -1),
+        damaged("dev.bleu.paper", 100.5),
         damaged("dev.bleu", {}),
         damaged("params", 1.5),
         damaged("seed", 2),

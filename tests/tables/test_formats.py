@@ -17,6 +17,7 @@ from aiayn.config.schema import ROWS, Config
 from aiayn.runs import records
 from aiayn.runs.records import Run, row_line
 from aiayn.tables import formats, table3
+from aiayn.tables.paper_claims import Claim, Finding
 from aiayn.tables.table3 import Table
 
 FORMATS = ("terminal", "md", "csv", "latex")
@@ -479,3 +480,24 @@ def test_a_line_on_a_run_has_the_papers_figures_under_the_papers_conditions_only
 def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="format=html: must be one of terminal, md, latex, csv"):
         render(table(), "html")
+
+
+def finding(metric: str, p: float | None) -> dict[str, str]:
+    """A finding in words of which every effect is another."""
+    claim = Claim("Bigger is better", metric, ("c_n2", "base"))  # type: ignore[arg-type]
+    return formats.finding_texts(Finding(claim, 0.5, 0.1, (-0.1, 0.3), (0.05, 0.15), p, "reproduced", "3 seeds a row"))
+
+
+def test_a_claim_s_effect_is_in_points_of_bleu_or_in_percent_of_the_perplexity() -> None:
+    bleu, ppl = finding("BLEU", None), finding("PPL", None)
+    keys = ("paper", "ours", "interval", "sentences")
+    assert [bleu[key] for key in keys] == ["+0.50", "+0.10", "−0.10 to +0.30", "+0.05 to +0.15"]
+    # Of a perplexity of 100, what is gained by so many nats: 100 (1 - exp(-0.5)) = 39.3, and so on
+    assert [ppl[key] for key in keys] == ["+39.3 %", "+9.5 %", "−10.5 % to +25.9 %", "+4.9 % to +13.9 %"]
+
+
+@pytest.mark.parametrize(
+    ("p", "text"), [(None, "–"), (0.5, "0.500"), (0.0051, "0.005"), (0.001, "0.001"), (0.0009, "< 0.001")]
+)
+def test_a_p_value_has_three_decimals_and_is_never_printed_as_0(p: float | None, text: str) -> None:
+    assert finding("PPL", p)["p"] == text

@@ -208,6 +208,28 @@ def test_a_verdict_on_bleu_needs_the_sentences_too(papers_counts) -> None:
     assert any("larger dev set" in f.because for f in undecided)
 
 
+def test_a_row_of_which_one_run_s_translations_are_not_here_has_no_interval_over_sentences(papers_counts) -> None:
+    made, claims = like_the_paper(3), [claim for claim in CLAIMS[:3] if claim.metric == "BLEU"]
+    assert [claim.rows for claim in claims] == [("a_h1", "base"), ("a_h32", "base")]
+    whole = {key: counts for key, counts in papers_counts.items() if key[0] in ("a_h1", "a_h32", "base")}
+    torn = {key: counts for key, counts in whole.items() if key != ("a_h1", 2)}
+    for counts, known in ((torn, False), (whole, True)):  # the second is the control
+        single_head, many_heads = paper_claims.check(made, counts, claims)
+        assert (single_head.sentences is not None) is known
+        assert single_head.verdict == ("reproduced" if known else "undecided")
+        assert many_heads.sentences is not None
+
+
+@pytest.mark.parametrize("apart", [-6.0, 6.0])
+def test_rows_far_apart_in_bleu_are_not_the_same_whichever_is_better(apart: float) -> None:
+    draw, scores = noise(41), {"base": 20.0, "e_learned_positions": 20.0 + apart}
+    made = table(3, lambda *_: 30.0, lambda row, _: scores.get(row, 20.0) + draw())
+    verdicts = [
+        paper_claims.check(made, counts, (equality("BLEU"),))[0].verdict for counts in (counts_like(scores), {})
+    ]
+    assert verdicts == ["contradicted", "undecided"]  # the second is the control: the sentences are asked
+
+
 def test_the_paired_bootstrap_agrees_with_sacrebleus_paired_test() -> None:
     random = np.random.default_rng(19)
     references = [" ".join(random.choice(WORDS, size=13)) for _ in range(101)]
@@ -268,6 +290,20 @@ def test_rows_that_have_unequal_numbers_of_seeds_are_said_to_need_enough() -> No
 
     assert decided(needed) >= 0.76
     assert decided(needed - 2) < 0.80  # control: fewer do not
+
+
+def test_more_seeds_are_those_that_all_claims_together_need_beyond_those_that_there_are() -> None:
+    """The more claims are tested, the smaller the level of each; what is said is how many seeds are still to come."""
+    draw, claim = noise(43, 0.05), next(h for h in CLAIMS if h.rows == ("d_dropout00", "base") and h.metric == "PPL")
+    made = table(3, lambda row, _: 30 * math.exp(draw() - 0.04 * (row == "base")), lambda *_: 20.0 + draw())
+    lines = {line.name: line for line in made.lines}
+    seen = {row: [-math.log(ppl) for ppl in lines[row].values("dev.ppl")] for row in claim.rows}
+    needed = {}
+    for claims in ((claim,), CLAIMS):
+        finding = next(f for f in paper_claims.check(made, {}, claims) if f.claim == claim)
+        needed[len(claims)] = paper_claims.seeds_needed(claim, seen, claim.weights(lines), 0.05 / len(claims))
+        assert finding.because.startswith(f"about {needed[len(claims)] - 3} more seeds a row would decide")
+    assert 3 < needed[1] < needed[len(CLAIMS)]
 
 
 @pytest.mark.parametrize("effect", [0.0, 1.1])

@@ -53,6 +53,30 @@ def test_a_single_seed_has_no_deviation_and_none_no_mean(sweep: Path) -> None:
     assert made.lines[2].measured("dev.ppl") is None
 
 
+def test_of_a_row_without_a_finished_seed_the_worst_is_told(sweep: Path) -> None:
+    def status() -> str:
+        return table(RUN, read_runs(sweep)).lines[1].status
+
+    assert status() == "missing"
+    storage.append_lines(sweep / "a_h1" / "seed1" / "metrics.jsonl", ['{"step": 3}'])
+    assert status() == "half-done"
+    other = damaged("config.model.d_k", 63).replace(b'"seed": 1', b'"seed": 2')
+    put(sweep, "a_h1", 2, result(seed=2)).write_bytes(other)
+    assert status() == "stale"
+    storage.write_json(sweep / "a_h1" / "seed3" / "failure.json", {"exit_code": 3, "cause": "NaN", "log": ""})
+    assert status() == "failed"
+    put(sweep, "a_h1", 4, result(seed=4))
+    assert status() == "finished"
+
+
+def test_only_runs_of_other_settings_are_counted_as_left_out(sweep: Path) -> None:
+    for row in ("base", "f_no_positions", "s_rnn"):
+        put(sweep, row, 1, {**result(), "experiment": row})
+    assert table(RUN, read_runs(sweep)).others == 0
+    put(sweep, "base+1f2e3d4c", 1, {**result(), "experiment": "base+1f2e3d4c"})
+    assert table(RUN, read_runs(sweep)).others == 1
+
+
 def test_the_table_has_all_rows_in_the_papers_order_and_groups() -> None:
     made = table(RUN, [])
     assert tuple(line.name for line in made.lines) == compose.ROWS

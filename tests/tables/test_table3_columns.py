@@ -52,6 +52,23 @@ def test_an_effect_is_our_row_minus_our_base_and_a_row_without_figures_has_none(
 
 
 @pytest.mark.parametrize(
+    ("bleu", "style"),
+    [(30.0, "good"), (25.8, "good"), (25.41, "good"), (25.39, "near"), (25.01, "near"), (24.99, "far"), (20.0, "far")],
+)
+def test_up_to_0_4_bleu_below_the_paper_is_reproduced_up_to_0_8_near_and_less_is_far(bleu, style):
+    difference = found(PAPER, base=bleu)["BLEU"][-1].cells[0]
+    assert difference.style == style
+    assert found(MINI, base=bleu)["BLEU"][2].cells[0].style == "weak"  # under other conditions it says nothing
+
+
+@pytest.mark.parametrize(("count", "text"), [(477_184, "0.48"), (9_994_000, "9.99"), (12_345_678, "12.3")])
+def test_parameters_are_millions_in_three_digits(count, text):
+    config = compose.rows()["base"]
+    run = records.Run("base", 1, "finished", "", {"params": count}, 11)
+    assert table3_columns.params_cell(table3.Line(config, config, (run,), (), {}), "params").text == text
+
+
+@pytest.mark.parametrize(
     ("value", "text"), [(4.918, "4.92"), (999.994, "999.99"), (1234.5, "1234"), (99999.0, "99999"), (1e7, "1e+07")]
 )
 def test_a_figure_of_any_size_is_short(value, text):
