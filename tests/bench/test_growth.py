@@ -37,11 +37,22 @@ def test_lengths_and_updates_change_one_thing_and_leave_a_run_that_can_be_traine
         assert other.bench.mean_length <= other.data.max_length <= run.training.tokens_per_update
         assert (other.model, other.training) == (run.model, run.training)
     assert growth.of_length(run, 10).bench.mean_length == 10
+    assert growth.of_length(run, 10).data.max_length == 40  # hardly any log-normal sentence is longer than that
     found = growth.of_updates(run)
     assert list(found) == ["12", "16", "32", "64", "128"]  # 64 tokens, and no sentence is over 12
     for size, other in found.items():
         assert checks.checked(other).training.tokens_per_update == int(size)
         assert (other.model, other.data) == (run.model, run.data)
+
+
+def test_on_a_gpu_a_row_is_measured_at_the_papers_own_size_whatever_the_scale():
+    small = compose.compose_row("experiment=c_n2", "scale=mini", "decoding.beam_size=7")
+    found, paper = checks.checked(growth.paper_sized(small)), compose.rows()["c_n2"]
+    assert found.model == paper.model != small.model
+    assert found.training == paper.training
+    assert (found.data.vocab_size, found.data.max_length) == (37_000, 256)
+    assert found.hardware.tokens_per_micro_batch >= 256
+    assert found.decoding.beam_size == 7
 
 
 @pytest.mark.usefixtures("signals")
@@ -102,6 +113,15 @@ def test_a_corpus_is_decoded_to_outputs_as_long_as_their_sources(run):
     pairs = growth.synthetic_pairs(dataclasses.replace(run, bench=like_newstest), 7)
     assert found["tokens"] == len(pairs.source_ids)
     assert shown[0].rows[0]["tokens"] == f"{found['tokens']:,}"
+
+
+def test_the_first_round_of_decoding_warms_up_and_is_not_counted(run, monkeypatch):
+    times = iter([0.0, 100.0, 100.0, 101.0, 101.0, 104.0])
+    monkeypatch.setattr(growth, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr(growth, "search", lambda *_: [SimpleNamespace(ids=[5, 7])] * 11)
+    shown = []
+    assert growth.decoded(run, 11, 2, shown.append)["seconds_a_round"] == [1.0, 3.0]
+    assert [shown[0].rows[0][key] for key in ("seconds", "tok/s")] == ["2.00", "11"]
 
 
 def test_a_gpu_has_its_share_of_the_peak_and_its_own_memory_and_a_cpu_neither(run, monkeypatch):

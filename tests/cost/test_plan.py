@@ -61,6 +61,27 @@ def test_cost_is_the_given_price_of_every_hour_and_there_is_none_without_a_price
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_plan_s_lines_are_the_times_on_one_and_on_all_devices_the_epochs_of_base_and_the_disk() -> None:
+    rows = planned(*ON_A_GPU)
+    turns = device_schedule.best_schedule({row.name: row.seconds for row in rows}, 1, 8, 8)
+    corpus = estimate.CorpusStatistics(31.5, 29.25, 37_000, 10**9)
+    lines = plan.text(rows, turns, corpus, 8, [plan.Disk("output=x", 7e9, 9 * 10**9)])
+    (base,), (big,) = ([line for line in lines if line.startswith(f"{name} ")] for name in ("base", "big"))
+    hours = rows[-1].seconds / 3600
+    assert big.split()[6:] == ["3", f"{hours:.1f}", "h", f"{hours / 3:.1f}", "h"]
+    assert base.split()[6:] == ["1", *2 * (f"{rows[0].seconds / 60:.1f}", "min")]
+    text = "\n".join(lines)
+    assert "31.5 source and 29.2 target tokens, weighted by tokens; 2.5 epochs of base." in text  # 100K times 25 000
+    assert "Disk: 7.00 GB to be written, 9.0 GB free for output=x." in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(90, "1.5 min"), (7199.9, "120.0 min"), (7200, "2.0 h"), (7_200_000, "2,000.0 h")]
+)
+def test_two_hours_and_more_are_given_in_hours(seconds: float, text: str) -> None:
+    assert plan.duration(seconds) == text
+
+
 def test_overrides_of_a_row_s_own_are_planned_alone() -> None:
     assert [row.name for row in planned("experiment=big", "scale=mini")] == list(compose.rows())
     (row,) = planned("experiment=big", "scale=paper", "training.max_steps=17")

@@ -425,3 +425,19 @@ def test_the_log_tells_now_and_then_where_the_run_is_and_how_long_it_takes(train
     record.writes = False
     run(trainer, [bar], range(4, LAST))
     assert capsys.readouterr().out == ""
+
+
+def test_after_a_resume_pace_and_time_left_are_those_of_this_session(trainer, tmp_path, capsys, monkeypatch):
+    """On a clock of its own: each update takes a second and has 13 target tokens."""
+    now = [1000.0]
+    monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    bar = Bar(Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True), "base", 4, LAST)
+    now[0] += 100.0  # until the trainer is built
+    bar.on_train_start(trainer, MODULE)
+    for number in range(4, LAST):
+        now[0] += 1.0
+        bar.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
+    assert capsys.readouterr().out.splitlines() == [
+        f"base: update {done} of 7, 13 target tokens/s, {LAST - done} s left" for done in (5, 6, 7)
+    ]

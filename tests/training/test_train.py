@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from aiayn.config.schema import ConfigError, vary
 from aiayn.core import storage
 from aiayn.data import wmt14
 from aiayn.data.download import Remote
+from aiayn.evaluation.evaluate import trained as trained_model
 from aiayn.paper.attention import Linear
 from aiayn.paper.dropout import Dropout
 from aiayn.paper.fast import kernels
@@ -57,6 +60,26 @@ def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path):
     assert len((folder / "translations.txt").read_bytes().split(b"\n")) == 42
     last = [row for row in rows(folder) if "dev/ppl" in row][-1]
     assert last["dev/ppl"] == pytest.approx(result["dev"]["ppl"], rel=1e-6)
+
+
+def test_a_result_has_the_epochs_pace_parameters_and_hashes_of_its_own_run(finished, tmp_path):
+    run = compose.compose_row(*finished)
+    model, dataset, folder = trained_model(run)
+    shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
+    seen = {"source_tokens": 3000, "target_tokens": 50_000, "seconds": 2.5, "device_seconds": {"cpu": 7.5}}
+    record = SimpleNamespace(**seen, device="cpu", add_dev=lambda *measured: None)
+    train.finish(run, tmp_path, model, dataset, record, lambda row: None, lambda sentences: None)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["epochs"] == round(50_000 / sum(dataset.pairs("train").target_lengths[:].tolist()), 3)
+    assert (result["target_tokens_per_second"], result["train_seconds"]) == (20_000.0, 2.5)
+    assert (result["source_tokens"], result["target_tokens"], result["device_seconds"]) == (3000, 50_000, {"cpu": 7.5})
+    assert result["params"] == sum(weight.numel() for weight in model.parameters())
+    assert result["params_at_40960_rows"] - result["params"] == (40_960 - 25) * 16  # d_model is 16
+    files = {"checkpoint": tmp_path / "checkpoints" / "step-000000300.ckpt"}
+    files["tokenizer"] = folders.prepared_folder(run) / "tokenizer.model"
+    assert {name: result["sha256"][name] for name in files} == {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
+    }
 
 
 @pytest.mark.slow
