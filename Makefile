@@ -22,6 +22,7 @@ check: .venv/ready
 	$(BIN)/pytest tests/test_architecture.py -k "module or import or rooms"
 
 .venv/ready: pyproject.toml constraints.txt
+	@echo "installing torch and others into .venv: some minutes, about 2 GB"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import hydra._internal.utils
 import pytest
@@ -347,6 +348,18 @@ def test_a_flag_between_two_words_is_understood(aiayn):
     assert "seed: 7" in aiayn("train", *words).stdout
     with pytest.raises(SystemExit):  # control: argparse alone does not
         hydra._internal.utils.get_args_parser().parse_args(words)
+
+
+def test_a_sweep_file_that_is_not_there_is_refused_with_the_names_of_those_that_are():
+    code, line = run_main("train", "-cn", "table4")
+    assert code == 2
+    assert line == "-cn table4: must be one of beyond, lengths, seeds, table3"
+
+
+def test_the_version_is_the_installed_one(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli._run(["--version"])
+    assert capsys.readouterr().out == f"aiayn {metadata.version('aiayn')}\n"
 
 
 READ = [

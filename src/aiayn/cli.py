@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from importlib import import_module, metadata
 from itertools import islice
 from pathlib import Path
 
@@ -132,6 +132,9 @@ def _run(arguments: list[str]) -> None:
         print(manual())
         sys.exit(0 if arguments else 2)
     command, *rest = arguments
+    if command == "--version":
+        print(f"aiayn {metadata.version('aiayn')}")
+        sys.exit(0)
     if command not in COMMANDS:
         fail(f"{command!r} is no command: one of {', '.join(COMMANDS)}; `aiayn --help` explains them")
     if "-h" in rest or "--help" in rest:
@@ -244,6 +247,9 @@ def explained(error: Exception) -> tuple[int, str]:
         return 2, str(error)
     # Hydra 1.3 refuses some overrides of a group, such as scale=0, by a plain ValueError of its own
     if isinstance(error, HydraException | OmegaConfBaseException) or _is_raised_in(error, "hydra"):
+        sweep = re.search(r"Cannot find primary config '([^']+)'", str(error))
+        if sweep:
+            return 2, f"-cn {sweep[1]}: must be one of {', '.join(sorted(compose.sweeps()))}"
         unknown = re.search(r"Could not override '([^']+)'", str(error))
         if unknown:
             return 2, f"{unknown[1]} is not a key of the configuration: {schema.nearest(unknown[1])}"

@@ -60,5 +60,5 @@ def test_what_suits_is_not_refused():  # control
 
 
 def test_an_unknown_row_is_refused_with_the_names_of_all():
-    with pytest.raises(schema.ConfigError, match=r"must be one of base, .*, big, f_no_positions, .*, s_rnn_attention$"):
+    with pytest.raises(schema.ConfigError, match=r"one of base, .*, big, f_no_positions, .*, s_rnn_attention \(docs/"):
         checks.checked(dataclasses.replace(compose.compose_row(), experiment="f_none"))

@@ -19,6 +19,16 @@ def test_a_run_with_other_values_than_its_row_gets_its_own_folder():
     )
 
 
+def test_a_run_is_named_with_what_it_changes_in_its_row():
+    plain = compose_row("experiment=a_h1", "seed=3", "training.checkpoint_every=7")
+    assert folders.name(plain) == "a_h1 seed 3"
+    varied = compose_row(
+        "experiment=c_n2", "model.num_heads=2", "model.d_ff=1024", "scale.width=0.5", "scale.name=half"
+    )
+    hashed = folders.run_folder(varied).parent.name
+    assert folders.name(varied) == f"{hashed} (model.d_ff=512, model.num_heads=2) seed 1"
+
+
 def test_runs_with_the_papers_tokenizer_have_a_table_of_their_own():
     usual, papers = (compose_row(f"tokenizer={kind}") for kind in ("sentencepiece", "paper"))
     assert str(folders.run_folder(usual)) == "runs/tiny-mini/base/seed1"

@@ -263,6 +263,19 @@ def test_a_bucket_of_lengths_has_the_bleu_of_its_own_sentences_alone() -> None:
     assert drawn.get_ydata() == pytest.approx([0, 100])
 
 
+@pytest.mark.parametrize(("values", "fewest"), [((6.1, 6.4, 6.9), 3), ((6.0, 9.0, 20.0), 3), ((5.0, 40.0, 900.0), 3)])
+def test_a_logarithmic_axis_names_several_values_however_near_they_are(values, fewest) -> None:
+    figure, axes = figures._figure((4, 4))
+    axes.plot(range(3), values)
+    figures._plain_logarithms(axes)
+    figure.draw_without_rendering()
+    low, high = axes.get_ylim()
+    ticks = [*axes.get_yticklabels(), *axes.get_yticklabels(minor=True)]
+    named = [tick for tick in ticks if tick.get_text() and low <= tick.get_position()[1] <= high]
+    assert len(named) >= fewest
+    assert axes.get_yscale() == "log"
+
+
 def test_a_legend_names_each_row_once_for_all_its_seeds() -> None:
     counts = {(row, seed): np.ones((9, 10), np.int64) for row in ("base", "c_n2") for seed in (1, 2)}
     made = table("mini", "tiny", 1)

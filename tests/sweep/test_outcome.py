@@ -16,7 +16,7 @@ from aiayn.sweep.outcome import conclude, line_of
     ("code", "ending"),
     [
         (jobs.STORAGE, " seed 1  failed  exit code 5; its own output says why"),
-        (jobs.INTERRUPTED, " seed 1  missing  after 0 steps"),
+        (jobs.INTERRUPTED, " seed 1  missing  after 0 updates"),
     ],
 )
 def test_a_run_that_left_nothing_in_its_folder_is_named_with_its_code(code: int, ending: str, toy_run: Config) -> None:

@@ -465,7 +465,7 @@ def test_a_line_on_a_run_has_its_figures_or_its_cause() -> None:
     run = finished("a_h1", command("mini"), 2, 37.456, 19.25)
     assert row_line(row, run).split("  ")[-4:] == ["finished", "PPL 37.46", "BLEU 19.2", "1.6 min"]
     assert row_line(row, UNFINISHED[0]).endswith("seed 1  failed  loss is not finite at update 17 (exit code 3)")
-    assert row_line(row, UNFINISHED[1]).endswith("half-done  after 5 steps")
+    assert row_line(row, UNFINISHED[1]).endswith("half-done  after 5 updates")
 
 
 def test_a_line_on_a_run_has_the_papers_figures_under_the_papers_conditions_only() -> None:

@@ -413,6 +413,16 @@ def test_the_bar_prints_nothing_per_update_into_a_log(trainer, tmp_path, capsys)
     assert "".join(capsys.readouterr()) == ""
 
 
+def test_an_error_in_training_finds_the_bar_gone(trainer, tmp_path, monkeypatch):
+    """Else the cursor stays hidden, and the line that says what happened stands above a bar drawn once more."""
+    monkeypatch.setattr(progress, "is_terminal", lambda stream: True)
+    bar = Bar(Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True), "base", 0, LAST)
+    bar.on_train_start(trainer, MODULE)
+    assert bar.progress.live.is_started  # control
+    bar.on_exception(trainer, MODULE, KeyboardInterrupt())
+    assert not bar.progress.live.is_started
+
+
 def test_the_log_tells_now_and_then_where_the_run_is_and_how_long_it_takes(trainer, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)

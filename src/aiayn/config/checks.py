@@ -13,7 +13,10 @@ def checked(config: Config) -> Config:
     """The same config, every value inside its range; ConfigError names the first that is not."""
     in_range(config)
     if config.experiment not in ROWS + BEYOND:
-        raise ConfigError(f"experiment={config.experiment!r}: must be one of {', '.join(ROWS + BEYOND)}")
+        raise ConfigError(
+            f"experiment={config.experiment!r}: must be one of {', '.join(ROWS + BEYOND)} (docs/developing.md says how"
+            " to add a row)"
+        )
     _parts_suit(config.model)
     if config.model.d_model % 2:
         raise ConfigError(

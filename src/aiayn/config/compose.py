@@ -132,6 +132,11 @@ def scaled(config: Config) -> Config:
     )
 
 
+def sweeps() -> tuple[str, ...]:
+    """The sweep files of `sweeps/`, by name."""
+    return tuple(_read_folder("sweeps"))
+
+
 def corpus_settings(name: str) -> dict[str, Any]:
     """The data settings of `conf/data/<name>.yaml`."""
     return dict(_read_folder("conf", "data")[name])

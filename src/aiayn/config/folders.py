@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from aiayn.config.compose import scaled, unscaled
 from aiayn.config.schema import Config, meaning, vary
@@ -53,6 +54,22 @@ def setting(config: Config) -> str:
 
 def variation(config: Config) -> str:
     """Empty for a row as it stands; otherwise `+` and a hash of its own model, training, decoding or fidelity."""
-    own = meaning(scaled(unscaled(config.experiment, config)))
-    changed = {key: value for key, value in meaning(config).items() if value != own[key]}
+    changed = differences(config)
     return f"+{hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]}" if changed else ""
+
+
+def differences(config: Config) -> dict[str, Any]:
+    """The keys of a run's meaning that differ from its row's, with their values after scaling."""
+    own = meaning(scaled(unscaled(config.experiment, config)))
+    return {key: value for key, value in meaning(config).items() if value != own[key]}
+
+
+def label(config: Config) -> str:
+    """A run as messages name it, but for its seed: `base+29b01223 (model.num_heads=32)`."""
+    changed = ", ".join(f"{key}={value}" for key, value in differences(config).items())
+    return config.experiment + variation(config) + (f" ({changed})" if changed else "")
+
+
+def name(config: Config) -> str:
+    """The same with its seed."""
+    return f"{label(config)} seed {config.seed}"

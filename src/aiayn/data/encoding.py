@@ -215,7 +215,7 @@ def _encode(
         if counts["kept"] == 0:
             raise DataError(
                 f"{_names(parts)} leave no sentence pair (data.max_length is {max_length},"
-                f" scale.max_words {selection.max_words})"
+                f" scale.max_words {selection.max_words}; scale.name=all scale.max_words=0 takes pairs of any length)"
             )
         for array in (*ids.values(), *offsets.values()):
             array.finish()

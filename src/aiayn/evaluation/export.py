@@ -242,7 +242,7 @@ def export(model: Transformer, subwords: list[str], format: str, folder: Path) -
 def main(config: Config) -> None:
     """Exports the run that the configuration names into its folder, with its tokenizer."""
     if config.format not in LIBRARIES:
-        raise ConfigError(f"format={config.format}: export writes {', '.join(LIBRARIES)}")
+        raise ConfigError(f"format={config.format}: export needs one of format={', format='.join(LIBRARIES)}")
     if config.model.kind != "transformer":
         raise ConfigError(f"model.kind={config.model.kind}: only Transformers are exported, such as experiment=base")
     if config.format != "safetensors" and not config.model.in_table3:
@@ -255,7 +255,9 @@ def main(config: Config) -> None:
         raise ConfigError(f"fidelity={fidelity.name}: what is exported starts with BOS; export runs of fidelity=paper")
     library = LIBRARIES[config.format]
     if find_spec(library) is None:
-        raise ConfigError(f"format={config.format}: {library} is not installed; pip install 'aiayn[export]'")
+        raise ConfigError(
+            f"format={config.format}: {library} is not installed; pip install -c constraints.txt -e '.[export]'"
+        )
     model, dataset, run_folder = trained(config)
     assert isinstance(model, Transformer)
     folder = run_folder / f"export-{config.format}"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.path import Path
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 from aiayn.evaluation.metrics import bleu_of_counts
@@ -58,7 +58,7 @@ def colours(table: Table) -> dict[str, str]:
 
 def conditions(table: Table) -> str:
     """What every title ends with: a mini figure is never shown as if it were the paper's."""
-    return f"scale {table.scale.name}, {table.data}"
+    return f"scale {table.scale.name}, corpus {table.data}"
 
 
 def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
@@ -229,7 +229,8 @@ def with_legend(figure: Figure) -> Figure:
     """The same figure of rows with each row's name and colour below it, once for all its seeds."""
     (axes,) = figure.axes
     lines = {str(line.get_label()): line for line in axes.get_lines() if line.get_gid()}
-    figure.legend(lines.values(), lines.keys(), fontsize=7, ncols=3, loc="outside lower center")
+    if lines:
+        figure.legend(lines.values(), lines.keys(), fontsize=7, ncols=3, loc="outside lower center")
     return figure
 
 
@@ -269,7 +270,13 @@ def _name(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
 def _plain_logarithms(axes: Axes) -> None:
     if not axes.has_data():
         return
+    low, high = axes.get_ylim()
     axes.set_yscale("log")
+    if high < 10 * low:  # with so few powers of ten a logarithmic axis would name one value or none
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        return
     for pick in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         pick(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -153,10 +154,15 @@ def main(run: Config) -> None:
         drawn = draw_figures(material)
         text = page(material, drawn)
         for name, (figure, _) in progress.each(drawn.items(), "drawing the files"):
+            # The page has a box for each row instead
+            if name.startswith("curve-") or name == "lengths":
+                figures.with_legend(figure)
             figure_files.write(folder / "figures", name, figure)
     storage.write_text(folder / "report.html", text)
     print(formats.title(material.table), folder / "report.html", sep="\n")
     print(f"{folder / 'figures'}: {len(drawn)} figures, each as SVG and PNG")
+    if not material.runs:
+        print(f"aiayn: {folder.parent} has no runs{folders.in_other_precisions(run)}", file=sys.stderr)
 
 
 def _spread(table: Table, line: Line, key: str) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from aiayn.config import compose
+from aiayn.config import compose, folders
 from aiayn.config.schema import MEANING, PATHS, Config, Paper, Scale
 
 SCHEMA = 1
@@ -130,9 +130,9 @@ def printable(text: str) -> str:
 
 def row_line(config: Config, run: Run) -> str:
     """One line on one run of `config`, to be printed as soon as it ends; beside the paper's figures if comparable."""
-    start = f"{run.experiment:<19} seed {run.seed}  {run.status}"
+    start = f"{folders.label(config):<19} seed {run.seed}  {run.status}"
     if run.result is None:
-        return f"{start}  {run.cause or f'after {run.steps_done:,} steps'}"
+        return f"{start}  {run.cause or f'after {run.steps_done:,} updates'}"
     ppl, bleu = (
         number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
     )

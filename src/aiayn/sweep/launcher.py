@@ -21,7 +21,7 @@ from aiayn.cost import device_schedule, flops
 from aiayn.data import prepare
 from aiayn.data.parallel_text import DataError
 from aiayn.runs import devices, jobs, records
-from aiayn.sweep.outcome import conclude, line_of, name_of
+from aiayn.sweep.outcome import conclude, line_of
 
 POLL_SECONDS = 0.2
 
@@ -101,7 +101,7 @@ class Sweep:
     def work_through(self) -> int:
         """Works through the runs, longest first, and returns the exit code of the whole."""
         each = self.runs[0].hardware.devices
-        wide = [f", {name_of(run)} on {n}" for run in self.waiting if (n := run.hardware.devices) > each]
+        wide = [f", {folders.name(run)} on {n}" for run in self.waiting if (n := run.hardware.devices) > each]
         self.console.print(
             f"{len(self.runs)} runs, {self.finished_before} finished before,"
             f" up to {len(self.pool.names) // each} side by side{''.join(wide)}"
@@ -155,12 +155,12 @@ class Sweep:
                     job = jobs.start(run, folder / records.LOG, held, environment)
                     job.claim = held.pop_all()  # only now: a run that cannot be started gives up what it held
                     self.active[folder] = job
-                    self.bars[folder] = self.display.add_task(name_of(run), total=1.0, state="starting")
+                    self.bars[folder] = self.display.add_task(folders.name(run), total=1.0, state="starting")
         except InUse:
             self.elsewhere.append(run)
         except (ConfigError, StorageError, OSError) as error:
             self.ended.append(jobs.FAILED)
-            self.say(f"{name_of(run)}  failed  {error}")
+            self.say(f"{folders.name(run)}  failed  {error}")
         return True
 
     def end(self, folder: Path) -> None:

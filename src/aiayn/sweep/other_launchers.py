@@ -6,7 +6,7 @@ from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core.storage import StorageError
 from aiayn.runs import jobs
-from aiayn.sweep.outcome import conclude, line_of, name_of
+from aiayn.sweep.outcome import conclude, line_of
 
 
 def unfinished(runs: list[Config]) -> list[int]:
@@ -29,7 +29,7 @@ def hand_over(runs: list[Config], launch: Callable[[list[int]], list[int]]) -> i
             begun.append(number)
         except (ConfigError, StorageError, OSError) as error:
             ended.append(jobs.FAILED)
-            lines.append(f"{name_of(runs[number])}  failed  {error}")
+            lines.append(f"{folders.name(runs[number])}  failed  {error}")
     codes = launch(begun) if begun else []
     lines += [line_of(runs[number], code) for number, code in zip(begun, codes, strict=True)]
     for number, line in enumerate(lines, total - len(waiting) + 1):

@@ -9,7 +9,7 @@ def line_of(run: Config, code: int) -> str:
     """What became of a run that has ended with this code, in one line."""
     found = records.read_run(folders.run_folder(run))
     if found is None or (code not in (jobs.DONE, jobs.INTERRUPTED) and found.status != "failed"):
-        return f"{name_of(run)}  failed  exit code {code}; its own output says why"
+        return f"{folders.name(run)}  failed  exit code {code}; its own output says why"
     return f"{records.row_line(run, found)}{f'  (log: {found.log})' if found.log else ''}"
 
 
@@ -21,8 +21,3 @@ def conclude(ended: list[int], total: int) -> int:
     elif failed:
         print(f"{failed} of {total} runs failed; repeat the command to try them again")
     return jobs.INTERRUPTED if jobs.INTERRUPTED in ended else jobs.FAILED if failed else jobs.DONE
-
-
-def name_of(run: Config) -> str:
-    """The run as the display names it."""
-    return f"{run.experiment}{folders.variation(run)} seed {run.seed}"

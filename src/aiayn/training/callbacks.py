@@ -265,5 +265,9 @@ class Bar(pl.Callback):
             print(f"{self.name}: update {batch.number + 1} of {self.last}, {speed}, {left:.0f} s left", flush=True)
 
     def teardown(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        """Leaves the terminal as it was, whatever happened."""
+        """Leaves the terminal as it was."""
+        self.progress.stop()
+
+    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        """Leaves it so too, before anything is said of the error: Lightning tears no callback down then."""
         self.progress.stop()

@@ -145,8 +145,8 @@ def fit(
         callbacks=[
             record,
             Dev(record, measure, training.dev_every, training.max_steps),
-            Save(record, checkpoints, training.checkpoint_every, training.keep_checkpoints, training.max_steps, stop),
             Bar(record, run.experiment, start, training.max_steps),
+            Save(record, checkpoints, training.checkpoint_every, training.keep_checkpoints, training.max_steps, stop),
         ],
         logger=False,
         enable_checkpointing=False,
