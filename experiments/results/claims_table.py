@@ -26,9 +26,17 @@ COLUMNS = {
 }
 
 
+NOTE = """\
+`a < b`: the paper says that row a is worse than row b; the rise from a to b is in points of BLEU, or in percent of a's perplexity
+by which b's is lower. `a = b`: equally good, within 0.4 BLEU or 3.3 % of perplexity. p is corrected for the number of claims,
+the intervals are not; a verdict follows p.
+"""
+
+
 def main(*words: str) -> None:
-    """One line for each claim."""
+    """A note on how to read it, and one line for each claim."""
     found = [formats.finding_texts(finding) for finding in contents.collect(compose.compose_row(*words)).findings]
+    print(NOTE)
     print(tabulate([[texts[key] for key in COLUMNS] for texts in found], list(COLUMNS.values()), tablefmt="github"))
 
 

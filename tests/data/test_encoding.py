@@ -272,7 +272,7 @@ def test_bytes_do_not_depend_on_hash_seed_locale_threads_or_folder(tmp_path, tex
 @pytest.mark.parametrize("write", [1, 2, 9, 18, 22])
 def test_a_kill_at_any_write_then_again_gives_the_same_files(tmp_path, text, prepared, write) -> None:
     assert prepare_elsewhere(tmp_path / "small", text, dies_at=write)[0] == -signal.SIGKILL
-    with pytest.raises(DataError, match="holds no prepared data: `aiayn prepare` with the same words"):
+    with pytest.raises(DataError, match="holds no prepared data: `aiayn prepare` with the same arguments"):
         Dataset.open(tmp_path / "small")
     prepare_here(tmp_path / "small", text)
     assert contents(tmp_path / "small") == contents(prepared.folder)

@@ -138,7 +138,7 @@ def test_a_result_of_before_counts_as_what_it_was(sweep: Path, row: str) -> None
 def test_a_half_done_run_is_measured_against_the_steps_of_its_scale(sweep: Path) -> None:
     storage.append_lines(sweep / "big" / "seed1" / "metrics.jsonl", ['{"step": 1234}'])
     made = table(RUN, read_runs(sweep))
-    assert made.notes[0] == ("big seed 1", "half-done", f"1,234 of {round(300_000 * RUN.scale.steps):,} steps")
+    assert made.notes[0] == ("big seed 1", "half-done", f"1,234 of {round(300_000 * RUN.scale.steps):,} updates")
 
 
 @pytest.mark.parametrize("words", [(), ("tokenizer=paper",), ("hardware.precision=bf16-mixed",), ("data.source=/x",)])

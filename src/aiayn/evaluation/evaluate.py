@@ -118,7 +118,7 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path]:
         )
     if not paths:
         raise ConfigError(
-            f"experiment={config.experiment}: nothing is trained in {folder}; train it with the same words"
+            f"experiment={config.experiment}: nothing is trained in {folder}; train it with the same arguments"
             f"{in_other_precisions(config)}"
         )
     if len(paths) < config.average:

@@ -98,7 +98,7 @@ class Line:
             if run.status == "failed":
                 notes.append((run, "failed", f"{run.cause}; log: {run.log}" if run.log else run.cause))
             elif run.status == "half-done":
-                notes.append((run, "half-done", f"{run.steps_done:,} of {self.trained.training.max_steps:,} steps"))
+                notes.append((run, "half-done", f"{run.steps_done:,} of {self.trained.training.max_steps:,} updates"))
         return [(f"{self.name} seed {run.seed}", status, printable(detail)) for run, status, detail in notes]
 
     def values(self, key: str) -> list[float]:
