@@ -27,9 +27,9 @@ COLUMNS = {
 
 
 NOTE = """\
-`a < b`: the paper says that row a is worse than row b; the rise from a to b is in points of BLEU, or in percent of a's perplexity
-by which b's is lower. `a = b`: equally good, within 0.4 BLEU or 3.3 % of perplexity. p is corrected for the number of claims,
-the intervals are not; a verdict follows p.
+`a < b`: the paper says that row a is worse than row b; the rise from a to b is in points of BLEU, or in percent of a's
+perplexity by which b's is lower. `a = b`: equally good, within 0.4 BLEU or 3.3 % of perplexity. p is corrected for the
+number of claims, the intervals are not; a verdict follows p.
 """
 
 

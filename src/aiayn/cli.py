@@ -261,8 +261,12 @@ def explained(error: Exception) -> tuple[int, str]:
         if choice:
             offered = re.findall(r"^\t(\S+)$", str(error).partition("Config search path")[0], re.MULTILINE)
             return 2, f"{choice[1]}={choice[2]}: must be one of {', '.join(offered)}"
-        named = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
-        return 2, " ".join(f"{named}{error}".split())
+        if isinstance(error, OverrideParseException):
+            key, _, value = error.override.partition("=")
+            cause, _, _ = str(error).partition("See https")
+            remedy = f"quote a value with other than plain letters: '{key}=\"{value}\"'"
+            return 2, " ".join(f"{error.override}: {cause.strip()}; {remedy}".split())
+        return 2, " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None:
         return 5, str(error)
     raise error

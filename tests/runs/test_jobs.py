@@ -50,9 +50,10 @@ def changed(run: schema.Config, key: str, value: object = None) -> schema.Config
 
 
 def hold(folder_of: schema.Config, content: schema.Config) -> Path:
-    """Makes the folder of one run hold another."""
+    """Makes the folder of one run hold another, whose text was prepared."""
     folder = folders.run_folder(folder_of)
     storage.write_text(folder / "config.yaml", compose.to_yaml(content))
+    storage.write_text(folder / "data.sha256", "0" * 64 + "\n")
     return folder
 
 
@@ -70,6 +71,19 @@ def test_a_folder_with_another_meaning_is_refused_naming_key_old_and_new_value(t
     assert str(folder) in message
 
 
+def test_a_run_that_failed_before_its_training_is_made_with_other_settings(toy_run):
+    """As with a vocabulary that its text does not give: the corrected command goes on in the same folder."""
+    folder = hold(toy_run, changed(toy_run, "data.vocab_size"))
+    (folder / "data.sha256").unlink()
+    storage.write_text(folder / "failure.json", "{}")
+    jobs.check(toy_run)
+    for name in ("metrics.jsonl", "result.json", "data.sha256"):  # control: something is trained, or about to be
+        storage.write_text(folder / name, "x\n")
+        with pytest.raises(schema.ConfigError, match=r"holds a run with data\.vocab_size"):
+            jobs.check(toy_run)
+        (folder / name).unlink()
+
+
 def test_the_same_meaning_is_not_refused(toy_run):  # control
     hold(toy_run, toy_run)
     jobs.check(toy_run)
@@ -81,6 +95,12 @@ def test_a_harmless_change_is_allowed(toy_run, key):
     assert other != toy_run
     hold(toy_run, other)
     jobs.check(toy_run)
+
+
+def test_a_hash_of_the_text_that_is_damaged_is_told_with_its_file(tmp_path):
+    (tmp_path / "data.sha256").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(storage.StorageError, match=r"data\.sha256 is damaged"):
+        jobs.check_data(tmp_path, "d" * 64)
 
 
 def test_text_that_is_not_there_is_refused_before_a_folder_is_made(toy_run, tmp_path):

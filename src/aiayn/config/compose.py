@@ -151,6 +151,9 @@ def _typed(plain: dict[str, Any]) -> Config:
     for key, value in _flat(plain):
         if value == "???":
             raise ConfigError(f"{key} has no value: give {key}=...")
+    for field in dataclasses.fields(Config):
+        if dataclasses.is_dataclass(field.type) and not isinstance(plain.get(field.name, {}), dict):
+            raise ConfigError(f"{field.name}={plain[field.name]}: is a section; give {field.name}.KEY=...")
     try:
         return cast(Config, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain)))
     except OmegaConfBaseException as error:

@@ -104,7 +104,9 @@ class Dataset:
                     )
                     raise DataError(f"{folder / name} is damaged, it has {sizes}: {remedy(folder)}")
         except FileNotFoundError as error:
-            raise DataError(f"{folder} holds no prepared data: `aiayn prepare` with the same arguments makes it") from error
+            raise DataError(
+                f"{folder} holds no prepared data: `aiayn prepare` with the same arguments makes it"
+            ) from error
         except OSError as error:
             raise DataError(f"cannot read the prepared data in {folder}: {error}") from error
         except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:

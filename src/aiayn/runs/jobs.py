@@ -80,11 +80,18 @@ def check(run: Config) -> None:
 
 
 def check_folder(run: Config) -> None:
-    """ConfigError, naming key, old and new value, for a folder that holds another run."""
+    """ConfigError, naming key, old and new value, for a folder that holds another run.
+
+    One that failed before its training holds nothing that a corrected command could spoil.
+    """
     folder = folders.run_folder(run)
     if not (folder / "config.yaml").exists():
         return
     before = meaning(compose.read(folder / "config.yaml"))
+    if not any(
+        (folder / name).exists() for name in ("data.sha256", records.METRICS, records.CHECKPOINTS, "result.json")
+    ):
+        return
     for key, value in meaning(run).items():
         if before[key] != value:
             name = "data.name" if key.startswith("data") else "scale.name" if key.startswith("scale") else "output"
@@ -97,7 +104,7 @@ def check_folder(run: Config) -> None:
 def check_data(folder: Path, sha256: str) -> None:
     """ConfigError when a run folder was begun on other text; the first time, notes on which it is."""
     path = folder / "data.sha256"
-    before = path.read_text().strip() if path.exists() else sha256
+    before = (storage.read_lines(path) or [sha256])[0]
     if before != sha256:
         raise ConfigError(
             f"data.name: {folder} was begun on data with SHA-256 {before[:12]}, now it is {sha256[:12]};"
