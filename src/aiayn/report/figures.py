@@ -230,6 +230,8 @@ def with_legend(figure: Figure) -> Figure:
     (axes,) = figure.axes
     lines = {str(line.get_label()): line for line in axes.get_lines() if line.get_gid()}
     if lines:
+        # Constrained once more: a page that the figure was drawn for has fixed its layout
+        figure.set_layout_engine("constrained")
         figure.legend(lines.values(), lines.keys(), fontsize=7, ncols=3, loc="outside lower center")
     return figure
 
