@@ -59,7 +59,7 @@ def test_a_row_beyond_table_3_is_planned_alone_with_its_own_parameters(name: str
     table3 = {row.name: row for row in planned("data.vocab_size=997")}
     assert name not in table3
     sizes = row.run.model
-    layers = {"f_additive": 3 * sizes.d_k, "f_relative_positions": 2 * 33 * sizes.d_k}.get(name, 0)
+    layers = {"f_additive": 3 * sizes.d_k, "f_relative_positions": 2 * 33 * sizes.num_heads * sizes.d_k}.get(name, 0)
     assert row.parameters == table3[like].parameters + sizes.num_layers * layers
     assert (row.flops > table3[like].flops) == (row.memory > table3[like].memory or name == "f_relative_positions")
     assert (row.flops == table3[like].flops) == (layers == 0)

@@ -159,6 +159,7 @@ def test_a_folder_of_another_run_and_a_full_disk_are_refused_before_anything_run
     folder.mkdir(parents=True)
     other = dataclasses.replace(run, data=dataclasses.replace(run.data, max_length=11))
     (folder / "config.yaml").write_text(compose.to_yaml(other))
+    (folder / "data.sha256").write_text("0" * 64 + "\n")
     with pytest.raises(compose.ConfigError, match=r"data\.max_length=12: .* holds a run with data\.max_length=11"):
         plan.main(run)
     (folder / "config.yaml").unlink()

@@ -100,6 +100,7 @@ def test_a_run_of_another_selection_is_not_resumed(run):
     folder = folders.run_folder(run)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(compose.to_yaml(run))
+    (folder / "data.sha256").write_text("0" * 64 + "\n")
     jobs.check(run)
     for key, value in (("max_words", 5), ("max_train_words", 3), ("pairs", 1009)):
         with pytest.raises(ConfigError, match=rf"scale\.{key}={value}: .* holds a run with scale\.{key}="):

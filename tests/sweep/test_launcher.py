@@ -345,6 +345,7 @@ def test_a_row_whose_folder_holds_another_run_is_stale_and_only_that_row(seeds, 
     stale, damaged = (folders.run_folder(run) for run in seeds[1:3])
     other = dataclasses.replace(seeds[1], model=dataclasses.replace(seeds[1].model, d_ff=7))
     storage.write_text(stale / "config.yaml", compose.to_yaml(other))
+    storage.write_text(stale / "data.sha256", "0" * 64 + "\n")
     storage.write_text(damaged / "config.yaml", "[")
     assert launcher.Sweep(seeds[:4], cores(2), 60).work_through() == jobs.FAILED
     assert sorted(begun(tmp_path)) == [1, 4]

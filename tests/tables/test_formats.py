@@ -266,7 +266,7 @@ def test_missing_failed_half_done_and_stale_rows_appear_as_such_with_their_cause
         assert status in lines[name]
         assert status not in lines["base"]
     assert "loss is not finite at update 17 (exit code 3)" in text
-    assert f"5 of {round(100_000 * command('mini').scale.steps):,} steps" in text
+    assert f"5 of {round(100_000 * command('mini').scale.steps):,} updates" in text
     assert re.search(r"(model|training)\.\w+ was \d+, is \d+, and \d+ more: delete its folder", text)
     if form != "csv":
         assert "16 of 20 rows finished" in text
