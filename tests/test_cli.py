@@ -165,7 +165,7 @@ WRONG = [
     ("~model.dropout", "model.dropout"),
     ("model=null", "model"),
     ("model=1", "model=1: is a section; give model.KEY=..."),
-    ("output=/tmp/ü", "quote a value with other than plain letters: 'output=\"/tmp/ü\"'"),
+    ("output=/tmp/ü", "quote a value that has special characters: 'output=\"/tmp/ü\"'"),
     ("model.dropout=null", "model.dropout"),
     ("model.dropout={a:1}", "model.dropout"),
     ("model.dropout=${model.nothing}", "model"),

@@ -264,7 +264,7 @@ def explained(error: Exception) -> tuple[int, str]:
         if isinstance(error, OverrideParseException):
             key, _, value = error.override.partition("=")
             cause, _, _ = str(error).partition("See https")
-            remedy = f"quote a value with other than plain letters: '{key}=\"{value}\"'"
+            remedy = f"quote a value that has special characters: '{key}=\"{value}\"'"
             return 2, " ".join(f"{error.override}: {cause.strip()}; {remedy}".split())
         return 2, " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None:

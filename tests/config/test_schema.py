@@ -11,7 +11,7 @@ KEYS = [key for key, _, _ in schema.leaves(schema.Config())]
 
 def test_every_number_has_a_range():
     for key, _, meta in schema.leaves(schema.Config()):
-        if not meta.keys() - {"means"}:
+        if not meta.keys() - {"meaning"}:
             assert key.rpartition(".")[2] in {
                 *(
                     "target_space",
@@ -39,7 +39,7 @@ def test_every_key_is_either_part_of_the_meaning_of_a_run_or_harmless():
     assert undecided(KEYS) == set()
     assert not schema.MEANING & schema.HARMLESS
     assert undecided([*KEYS, "model.new"]) == {"model.new"}  # control
-    with pytest.raises(TypeError, match="means"):  # where a field is declared, too
+    with pytest.raises(TypeError, match="meaning"):  # where a field is declared, too
         schema._number(1)
 
 

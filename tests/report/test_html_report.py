@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import ROWS, Config
+from aiayn.config.schema import ROWS, Config, ConfigError
 from aiayn.core import storage
 from aiayn.data.encoded import Dataset
 from aiayn.data.prepare import prepare
@@ -235,6 +235,12 @@ def test_every_figure_is_a_file_too(report: Path) -> None:
     for name in names:
         assert (report.parent / "figures" / f"{name}.svg").read_bytes().startswith(b"<?xml")
         assert (report.parent / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_run_nothing_is_drawn_and_one_line_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no runs; train one first"):
+        html_report.main(compose.compose_row(f"output={tmp_path}"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_sweep_of_single_seeds_has_a_page_without_colours(digits: list[str], report: Path, tmp_path: Path) -> None:

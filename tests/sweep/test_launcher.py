@@ -339,6 +339,16 @@ def test_rows_that_raise_go_nan_exit_crash_are_killed_or_hang_stop_nobody_and_a_
     assert len(begun(tmp_path)) == 14
 
 
+def test_without_a_terminal_a_line_now_and_then_says_where_the_runs_are(seeds, script, monkeypatch, capsys):
+    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.02)
+    script(dict.fromkeys(range(1, 9), DONE))
+    for seconds, some in ((launcher.LOG_SECONDS, False), (-1.0, True)):  # control first
+        monkeypatch.setattr(launcher, "LOG_SECONDS", seconds)
+        assert launcher.Sweep(seeds[4 * some : 4 * some + 2], cores(1), 60).work_through() == jobs.DONE
+        lines = re.findall(r"^[01] of 2 done; base seed \d: update 0 of \d+$", capsys.readouterr().out, re.MULTILINE)
+        assert bool(lines) == some
+
+
 def test_a_row_whose_folder_holds_another_run_is_stale_and_only_that_row(seeds, script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0.02)
     script(dict.fromkeys(range(1, 9), DONE))

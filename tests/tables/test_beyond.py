@@ -223,11 +223,11 @@ def test_below_the_tables_stand_the_runs_with_settings_of_their_own(tmp_path, ca
     assert "other settings" not in capsys.readouterr().out  # control
     storage.append_lines(folders.run_folder(other) / "metrics.jsonl", ['{"step": 3}'])
     command_table.main(run)
-    assert "config.yaml" in capsys.readouterr().out.partition("With other settings")[2]  # which is not there
+    assert "config.yaml" in capsys.readouterr().out.partition("(values after scaling)")[2]  # which is not there
     storage.write_text(folders.run_folder(other) / "config.yaml", compose.to_yaml(other))
     command_table.main(run)
     line = f"  {folders.label(other)} seed 1  half-done  after 3 updates\n"
-    assert line in capsys.readouterr().out.partition("With other settings")[2]
+    assert line in capsys.readouterr().out.partition("(values after scaling)")[2]
 
 
 def test_counts_are_of_the_translations_of_the_corpus_that_is_here(tmp_path, monkeypatch) -> None:

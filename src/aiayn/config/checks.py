@@ -27,7 +27,7 @@ def checked(config: Config) -> Config:
     other = [key for key, paper in ways.items() if getattr(fidelity, key) != paper]
     if config.model.kind != "transformer" and other:
         raise ConfigError(
-            f"fidelity.{other[0]}={getattr(fidelity, other[0])}: is the Transformer's; with"
+            f"fidelity.{other[0]}={getattr(fidelity, other[0])}: applies to the Transformer only; with"
             f" model.kind={config.model.kind} use fidelity=paper"
         )
     if 0 < fidelity.embedding_rows < config.data.vocab_size:

@@ -37,6 +37,7 @@ from aiayn.data.sentencepiece_bpe import EOS, UNK, Tokenizer, learn
 
 _Chunk = tuple[int, *tuple[tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]], ...]]
 _PAIRS_AT_ONCE = 16_384
+ANY_LENGTH = "scale.name=all scale.max_words=0 takes pairs of any length"
 _MAX_PROCESSES = 8  # each holds about 75 MB, and one that reads cannot feed more
 
 
@@ -81,7 +82,7 @@ def encode_corpus(
                 if not sum(len(target) for _, target in read(split, text[split], selection, Counter())):
                     raise DataError(
                         f"{_names(text[split])} leave no {split} pair with text on the target side"
-                        f" (scale.max_words is {selection.max_words})"
+                        f" (scale.max_words is {selection.max_words}; {ANY_LENGTH})"
                     )
             pairs = _training_pairs(text["train"], selection)
             if moses:
@@ -215,7 +216,7 @@ def _encode(
         if counts["kept"] == 0:
             raise DataError(
                 f"{_names(parts)} leave no sentence pair (data.max_length is {max_length},"
-                f" scale.max_words {selection.max_words}; scale.name=all scale.max_words=0 takes pairs of any length)"
+                f" scale.max_words {selection.max_words}; {ANY_LENGTH})"
             )
         for array in (*ids.values(), *offsets.values()):
             array.finish()

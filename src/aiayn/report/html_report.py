@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -12,12 +11,13 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import Config, leaves
+from aiayn.config.schema import Config, ConfigError, leaves
 from aiayn.core import progress, storage
 from aiayn.cost import flops
 from aiayn.paper.layers import sinusoids
 from aiayn.report import curves, figure_files, figures, html_page, ladder_figure
 from aiayn.report.contents import Material, collect
+from aiayn.runs import records
 from aiayn.runs.records import Run, look_up, printable
 from aiayn.tables import beyond, formats, paper_claims
 from aiayn.tables.ladder import MIN_UPDATES, Effect, Ladder, Rung, papers_effect
@@ -149,6 +149,8 @@ def page(material: Material, drawn: Mapping[str, tuple[Figure, str]]) -> str:
 def main(run: Config) -> None:
     """Writes the page and the figures of `<output>/<data>-<scale>` into `report/` there, and says where."""
     folder = folders.sweep_folder(run) / "report"
+    if not records.read_runs(folder.parent):
+        raise ConfigError(f"{folder.parent} has no runs{folders.in_other_precisions(run)}; train one first")
     material = collect(run)
     with figure_files.style():
         drawn = draw_figures(material)
@@ -161,8 +163,6 @@ def main(run: Config) -> None:
     storage.write_text(folder / "report.html", text)
     print(formats.title(material.table), folder / "report.html", sep="\n")
     print(f"{folder / 'figures'}: {len(drawn)} figures, each as SVG and PNG")
-    if not material.runs:
-        print(f"aiayn: {folder.parent} has no runs{folders.in_other_precisions(run)}", file=sys.stderr)
 
 
 def _spread(table: Table, line: Line, key: str) -> float | None:

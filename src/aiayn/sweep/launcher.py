@@ -24,6 +24,7 @@ from aiayn.runs import devices, jobs, records
 from aiayn.sweep.outcome import conclude, line_of
 
 POLL_SECONDS = 0.2
+LOG_SECONDS = 60.0  # between two lines on the runs at work, where there is no terminal
 
 
 def work(run: Config) -> float:
@@ -97,6 +98,7 @@ class Sweep:
         )
         self.whole = self.display.add_task("sweep", total=1.0, state="")
         self.bars: dict[Path, TaskID] = {}
+        self.logged = time.monotonic()
 
     def work_through(self) -> int:
         """Works through the runs, longest first, and returns the exit code of the whole."""
@@ -199,6 +201,10 @@ class Sweep:
         elsewhere = f", {len(self.elsewhere)} at work elsewhere" if self.elsewhere else ""
         state = f"{self.finished_before + len(self.ended)} of {len(self.runs)} done{elsewhere}"
         self.display.update(self.whole, completed=1 - left / self.total, state=state)
+        if self.display.disable and time.monotonic() - self.logged > LOG_SECONDS:
+            self.logged = time.monotonic()
+            runs = (f"{bar.description}: {bar.fields['state']}" for bar in self.display.tasks[1:])
+            self.console.print("; ".join([state, *runs]), markup=False, highlight=False)
 
 
 def written(run: Config) -> int | None:

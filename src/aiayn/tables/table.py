@@ -30,7 +30,7 @@ def main(run: Config) -> None:
         layouts.append(beyond.layout(others, findings))
     sys.stdout.write(formats.printed(layouts, run.format))
     if run.format == "terminal" and (varied := [found for found in runs if "+" in found.experiment]):
-        print("\nWith other settings than a row's, which come after scaling:")
+        print("\nRuns with other settings than a row's (values after scaling):")
         for found in varied:
             print(f"  {of_own_settings(folder, found)}")
     if not runs and (precisions := folders.in_other_precisions(run)):
