@@ -148,7 +148,7 @@ def test_of_a_reader_that_leaves_a_sweep_says_so_as_a_single_run_does(runs):
         sweep.work_through()
 
 
-def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, monkeypatch):
+def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, monkeypatch, capsys):
     poll = Worker.poll
 
     def signalled(worker):
@@ -162,6 +162,7 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(runs, started, mo
     assert signal.getsignal(signal.SIGTERM) is before
     assert len(started()) == 2
     assert all(worker.signals == [signal.SIGTERM] for worker in started.workers)
+    assert "/20]" not in capsys.readouterr().out  # no run is done
 
 
 def test_finished_runs_are_not_started_again(runs, started, result_of):

@@ -57,7 +57,7 @@ def ladder(climbed: Ladder, rows: Sequence[Line], metric: Metric) -> Figure:
     panels[0].xaxis.set_minor_locator(NullLocator())
     quantity = "ln PPL minus base's (lower is better)" if metric == "PPL" else "BLEU minus base's (higher is better)"
     figure.suptitle(f"{quantity} against the compute of training", **SUPTITLE)
-    figure.supxlabel("FLOPs of training", fontsize=8)
+    figure.supxlabel("FLOPs of training (hollow: one seed)", fontsize=8)
     return figure
 
 

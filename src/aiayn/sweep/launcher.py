@@ -174,7 +174,10 @@ class Sweep:
     def report(self, run: Config, code: int) -> None:
         """Counts a run and prints its line."""
         self.ended.append(code)
-        self.say(line_of(run, code))
+        if code == jobs.INTERRUPTED:  # it is not done, and has no number
+            self.console.print(line_of(run, code), markup=False, highlight=False)
+        else:
+            self.say(line_of(run, code))
 
     def say(self, line: str) -> None:
         """Prints a run's line with its number."""
