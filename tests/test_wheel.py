@@ -43,6 +43,9 @@ def test_the_wheel_works_from_any_directory(tmp_path):
     refused = aiayn("train", "-cn", "table3", "model.dropout=1.5")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "model.dropout" in refused.stderr
+    begun = elsewhere / "runs/tiny-mini/base/seed1"
+    begun.mkdir(parents=True)
+    (begun / "metrics.jsonl").write_text('{"step": 3}\n')
     reported = aiayn("report")
     assert reported.returncode == 0, reported.stderr
     assert (elsewhere / "runs/tiny-mini/report/report.html").exists()
