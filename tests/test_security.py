@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from aiayn import cli
+from aiayn import cli, manual
 from aiayn.config import compose, folders
 from aiayn.config.schema import ConfigError
 from aiayn.core import storage
@@ -309,7 +309,7 @@ def foreign_words(folder: Path, canary: Path) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", manual.COMMANDS)
 def test_a_configuration_from_outside_is_refused_and_executes_nothing(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     canary = tmp_path / "canary"

@@ -79,7 +79,10 @@ def main(run: Config) -> None:
     try:
         corpus = corpus_statistics(run)
     except (ConfigError, DataError) as error:
-        failure, corpus = error, CorpusStatistics(found=f"REFUSED: {error}")
+        failure, corpus = (
+            error,
+            CorpusStatistics(found="cannot be used, for the reason in the last line; lengths are assumed"),
+        )
     planned = [estimate(row, corpus) for row in rows(run)]
     hardware = run.hardware
     available = run.plan.gpus if hardware.accelerator == "gpu" else len(devices.names(hardware))
@@ -91,8 +94,8 @@ def main(run: Config) -> None:
     written = disks(planned, corpus, available)
     print("\n".join(text(planned, turns, corpus, available, written)))
     refused = refusals(planned, written)
-    for line in refused:
-        print(f"REFUSED: {line}")
+    if len(refused) > 1:
+        print("\n".join(f"REFUSED: {line}" for line in refused))
     if failure:
         raise failure
     if refused:

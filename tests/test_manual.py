@@ -1,0 +1,37 @@
+"""What `--help` prints: every command, row and key, with the values of conf/."""
+
+import pytest
+import yaml
+
+from aiayn import manual
+from aiayn.config import compose, schema
+
+
+def test_the_manual_of_the_whole_names_every_command_and_row():
+    printed = manual.manual()
+    rows, _, beyond = printed.partition("Rows of Table 3 (experiment=NAME):")[2].partition("Beyond it: ")
+    assert rows.split() == list(schema.ROWS)
+    assert beyond.partition("\n")[0].split() == list(schema.BEYOND)
+    assert all(f"\n  {command} " in printed for command in manual.COMMANDS)
+
+
+@pytest.mark.parametrize("command", manual.COMMANDS)
+def test_the_manual_of_a_command_has_examples_and_keys_with_their_values(command):
+    printed = manual.manual_of(command)
+    examples = printed.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
+    assert examples
+    assert all(line.startswith(f"  aiayn {command}") and "  # " in line for line in examples)
+    listed = printed.partition("multiplies them:\n")[2].partition("\n\n")[0].splitlines()
+    known = {key: value for key, value, _ in schema.leaves(compose.compose_row("scale=paper"))}
+    for line in listed:
+        key, _, value = line.partition("#")[0].strip().partition("=")
+        assert key in known
+        if not key.startswith("data."):  # those of data=files
+            assert yaml.safe_load(value) == known[key], key
+    assert any(line.strip().startswith(tuple(manual.KEYS[command])) for line in listed)
+
+
+def test_every_key_that_no_group_owns_is_in_the_manual_of_a_command():
+    listed = {key for key in manual.documented_keys() for names in manual.KEYS.values() if key.startswith(names)}
+    groups = ("experiment", "scale.", "fidelity.", "paper.", "published.")
+    assert {key for key, _, _ in schema.leaves(schema.Config()) if not key.startswith(groups)} == listed
