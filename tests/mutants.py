@@ -22,7 +22,8 @@ COPIED = ("src", "conf", "experiments", "sweeps", "tests", ".ci", "pyproject.tom
 COPIED += ("Makefile", "README.md", "LICENSE")
 LONGEST_SECONDS = 300
 LIBRARIES = ["torch", "pytorch_lightning", "hydra", "sacrebleu", "sentencepiece"]  # loaded once, for all mutants
-PASSED, FAILED = 0, 1  # pytest's exit codes; all others mean that no test ran
+OFFSET = 32  # above pytest's exit codes, so that a process which breaks is no test that fails
+PASSED, FAILED = OFFSET, OFFSET + 1  # all others mean that no test ran
 
 
 @dataclass(frozen=True)
@@ -396,11 +397,11 @@ def run_tests(checkout: Path, tests: Iterable[str]) -> tuple[int, str]:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid or 0, signal.SIGKILL)
             process.join()
-        return process.exitcode or PASSED, output.read()
+        return process.exitcode or 0, output.read()
 
 
 def run_pytest(checkout: Path, tests: Sequence[str], output: str) -> None:
-    """Ends this process with pytest's exit code."""
+    """Ends this process with pytest's exit code and `OFFSET`."""
     os.setsid()
     with open(output, "w") as file:
         for stream in (1, 2):
@@ -412,7 +413,7 @@ def run_pytest(checkout: Path, tests: Sequence[str], output: str) -> None:
     originals = {str(folder) for folder in (ROOT, ROOT / "src", ROOT / "tests", ROOT / "tests/children")}
     sys.path[:] = [str(checkout / "src"), *(entry for entry in sys.path if entry not in originals)]
     options = ["-x", "-m", "not slow", "-p", "no:cacheprovider", "-W", "ignore:Module already imported"]
-    sys.exit(pytest.main([*options, *tests]))
+    sys.exit(OFFSET + pytest.main([*options, *tests]))
 
 
 if __name__ == "__main__":

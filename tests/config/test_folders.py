@@ -1,5 +1,8 @@
 """Folders: equal meaning, equal folder; what makes figures incomparable makes another table."""
 
+import hashlib
+from pathlib import Path
+
 from aiayn.config import folders
 from aiayn.config.compose import compose_row
 
@@ -44,3 +47,17 @@ def test_runs_in_another_precision_have_a_table_of_their_own_that_names_it():
     gpu = compose_row("hardware=gpu", "data=wmt14_en_de", "scale=paper", "tokenizer=paper")
     assert folders.sweep_folder(gpu).name == "wmt14_en_de.paper.bf16-paper"
     assert folders.corpus_name(gpu) == "wmt14_en_de.paper"  # the text is prepared once
+
+
+def test_each_selection_of_text_is_prepared_in_a_folder_of_its_own():
+    whole = ("scale=paper", "prepared=p")
+    assert folders.prepared_folder(compose_row(*whole)) == Path("p/tiny")
+    chosen = (*whole, "scale.max_words=15", "scale.max_train_words=5", "scale.pairs=9000", "tokenizer=paper")
+    assert folders.prepared_folder(compose_row(*chosen)) == Path("p/tiny.paper-15words-5trainwords-9000pairs")
+
+
+def test_the_hash_of_a_variation_is_that_of_its_differences_sorted_by_key():
+    varied = compose_row("scale=paper", "model.num_layers=2", "model.d_ff=1024")
+    sorted_keys = b'{"model.d_ff": 1024, "model.num_layers": 2}'
+    assert folders.variation(varied) == f"+{hashlib.sha256(sorted_keys).hexdigest()[:8]}"
+    assert list(folders.differences(varied)) == ["model.num_layers", "model.d_ff"]  # control: the schema's order
