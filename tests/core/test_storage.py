@@ -260,8 +260,9 @@ def test_only_what_no_living_process_writes_is_removed_as_unfinished(tmp_path):
     here, dead = os.uname().nodename, subprocess.Popen([sys.executable, "-S", "-c", ""])
     dead.wait()
     gone = [temporary_of(tmp_path, here, dead.pid), temporary_of(tmp_path, "elsewhere", 3)]
-    os.utime(gone[1], (0, 0))
     stays = [temporary_of(tmp_path, here, os.getpid()), temporary_of(tmp_path, "elsewhere.org", dead.pid)]
+    for path, hours in ((gone[1], 25), (stays[1], 23)):  # of another host, whose processes are not seen here: a day
+        os.utime(path, times=(then := time.time() - hours * 3600, then))
     folder = tmp_path / f".export.{here}.{dead.pid}.{'0' * 8}.tmp"
     (folder / "part").mkdir(parents=True)
     storage.remove_unfinished(tmp_path)

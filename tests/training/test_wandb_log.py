@@ -242,6 +242,15 @@ def test_under_an_agent_of_wandb_sweep_the_run_keeps_the_agents_name(toy_run, tm
     assert rows[""]["run_id"] == kept != "agents11"  # control: one such name in the environment is no agent
 
 
+def test_a_run_is_shown_in_the_project_and_entity_that_were_asked_for(toy_run, tmp_path, monkeypatch):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    asked = {"mode": "online", "project": "lesson", "entity": "my-team"}
+    with wandb_log.view(schema.vary(toy_run, wandb=asked), tmp_path / "run", 0) as show:
+        show({"step": 1})
+    assert {key: fake.arguments[key] for key in asked} == asked
+
+
 def test_a_run_keeps_its_curves_when_it_is_resumed_and_gets_new_ones_when_it_is_made_anew_or_elsewhere(
     toy_run, tmp_path, monkeypatch
 ):
