@@ -37,7 +37,7 @@ _LENGTH_BUCKETS = 6
 _NARROW = (5.2, 3.8)  # inches: a phone shows it whole, and a desktop two side by side
 _TALL = (5.2, 4.6)
 _PAPER = {"fmt": "D", "color": PAPER_COLOUR, "fillstyle": "none", "label": "paper"}
-_OURS = {"fmt": "o", "color": INK, "markersize": 4, "capsize": 2, "label": "ours"}
+_OURS = {"fmt": "o", "color": INK, "markersize": 4, "capsize": 2, "label": "ours; bars: 95 %"}
 
 
 def colours(table: Table) -> dict[str, str]:
@@ -304,8 +304,7 @@ def _measured(
     # Base's difference from itself is 0, whatever its seeds
     found = None if own is base else rise(samples, {"own": 1.0, "base": -1.0} if base else {"own": 1.0})
     if len(own) > 1:
-        axes.plot(
-            [place + 0.1] * len(own), [unit * (value - zero) for value in own], "_", color="#888888", markersize=4
-        )
+        seeds = [unit * (value - zero) for value in own]
+        axes.plot([place + 0.1] * len(own), seeds, "_", color="#888888", markersize=4, label="each seed")
     error = found.interval[1] - found.effect if found else None
     axes.errorbar(place, unit * (statistics.mean(own) - zero), error, **style)
