@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from trained_runs import cores, equal
@@ -278,6 +279,25 @@ def script(tmp_path, monkeypatch):
         monkeypatch.setattr(jobs.sys, "executable", str(python))
 
     return write
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "worker.log", "checkpoints"])
+def test_a_run_is_silent_from_the_last_time_that_it_wrote_metrics_log_or_checkpoint(runs, tmp_path, monkeypatch, name):
+    clock = [1000.0]
+    monkeypatch.setattr(launcher.time, "monotonic", lambda: clock[0])
+    sweep, job = launcher.Sweep(runs[:1], cores(1), 60), SimpleNamespace(folder=tmp_path)
+
+    def silent_after(seconds: float) -> float:
+        clock[0] += seconds
+        return sweep.silent_for(job)
+
+    assert [silent_after(3), silent_after(5), silent_after(7)] == [0, 5, 12]  # from when it was first looked at
+    (tmp_path / name).mkdir() if name == "checkpoints" else (tmp_path / name).write_text("line\n")
+    assert [silent_after(11), silent_after(13), silent_after(17)] == [0, 13, 30]
+    os.utime(tmp_path / name, (7, 7))  # a clock that goes back is a sign of life too
+    assert [silent_after(19), silent_after(23)] == [0, 23]
+    (tmp_path / "config.yaml").write_text("")
+    assert silent_after(29) == 52  # control: nothing else counts
 
 
 @pytest.fixture
