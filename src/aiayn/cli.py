@@ -93,8 +93,7 @@ def flags_first(words: list[str]) -> list[str]:
 def as_name(word: str) -> str:
     """`scale=0` as `scale='0'`: Hydra then looks for such a file and lists those there are, as for any wrong name."""
     key, _, value = word.partition("=")
-    is_no_name = key in GROUPS and re.fullmatch(r"[-+.\d]+|true|false|null", value, re.IGNORECASE)
-    return f"{key}='{value}'" if is_no_name else word
+    return f"{key}='{value}'" if key in GROUPS and re.fullmatch(r"[\w.+-]+", value) else word
 
 
 def refuse_foreign(words: list[str]) -> None:
@@ -115,12 +114,12 @@ def refuse_foreign(words: list[str]) -> None:
 
 
 def refuse_ignored(command: str, words: list[str]) -> None:
-    """Fails for a row or a seed given to a command that shows them all: the answer would be to another question."""
+    """Fails for a row or a seed given to a command that shows them all, and would ignore it."""
     if {"-m", "--multirun"} & {*words}:
         return  # refused anyway: only train sweeps
     for word in words:
         if word.partition("=")[0] in ALL_OF.get(command, ()):
-            fail(f"{word}: `aiayn {command}` shows all that are trained; leave it out")
+            fail(f"{word}: `aiayn {command}` shows every trained run; leave it out")
 
 
 def task(command: str) -> Callable[[DictConfig], int]:
@@ -186,7 +185,7 @@ def explained(error: Exception) -> tuple[int, str]:
         return 5, str(error)
     if isinstance(error, schema.ConfigError):
         return 2, str(error)
-    # Hydra 1.3 refuses some overrides of a group, such as scale=1e3, by a plain ValueError of its own
+    # Hydra 1.3 refuses some overrides of a group, such as scale=[1], by a plain ValueError of its own
     if isinstance(error, HydraException | OmegaConfBaseException) or _is_raised_in(error, "hydra"):
         sweep = re.search(r"Cannot find primary config '([^']+)'", str(error))
         if sweep:

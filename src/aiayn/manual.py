@@ -80,18 +80,18 @@ EXAMPLES = {
         "experiment=big training.max_steps=1000 scale=paper": "one variation alone",
     },
 }
-# Of each command: the keys that it reads, whole or by their section; every command reads those of a run's folder
+# Of each command: the keys that it reads, whole or by their section, besides those that say which run is meant
 KEYS = {
     "prepare": ("data", "tokenizer", "prepared"),
     "train": ("seed", "model", "training", "decoding", "hardware", "wandb", "output"),
-    "evaluate": ("seed", "split", "average", "decoding", "hardware", "output"),
-    "translate": ("seed", "decoding", "hardware", "output"),
-    "table": ("format", "output"),
-    "criteria": ("seed", "output"),
-    "report": ("output", "prepared"),
-    "attention": ("seed", "split", "output"),
-    "dashboard": ("wandb", "output"),
-    "export": ("seed", "format", "average", "output"),
+    "evaluate": ("split", "average", "decoding", "hardware"),
+    "translate": ("average", "decoding", "hardware"),
+    "table": ("format",),
+    "criteria": ("seed",),
+    "report": ("bench.output",),
+    "attention": ("split", "average", "decoding", "hardware"),
+    "dashboard": ("wandb",),
+    "export": ("format", "average"),
     "bench": ("bench", "hardware"),
     "plan": ("plan", "hardware"),
 }
@@ -132,12 +132,11 @@ Exit codes: {EXIT_CODES}"""
 
 
 def manual_of(command: str) -> str:
-    """The manual of one command: examples, and what conf/ says of the keys that it reads and not every command does."""
+    """The manual of one command: examples, and what conf/ says of its keys."""
     examples = {f"aiayn {command} {words}".rstrip(): what for words, what in EXAMPLES[command].items()}
-    documented = documented_keys()
     own = {
         f"{key}={value}": what
-        for key, (value, what) in documented.items()
+        for key, (value, what) in documented_keys().items()
         if any(key == name or key.startswith(f"{name}.") for name in KEYS[command])
     }
     return f"""\
@@ -151,7 +150,7 @@ Examples:
 Keys, with the values of conf/, which are the paper's where scale multiplies them:
 {_in_columns(own)}
 
-Rows, groups, other keys and flags: aiayn --help
+Keys of every command (experiment, data, scale, seed, output, ...) and flags: aiayn --help
 Exit codes: {EXIT_CODES}"""
 
 

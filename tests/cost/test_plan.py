@@ -148,7 +148,7 @@ def test_text_that_is_damaged_is_printed_beside_the_plan_and_then_raised(toy, tm
     torn.write_bytes(compose.Path(run.data.train_source).read_bytes() + b"one line more\n")
     with pytest.raises(DataError, match=r"4002 lines, .* has 4001"):
         plan.main(compose.compose_row(*toy, f"data.train_source={torn}", f"prepared={tmp_path}"))
-    assert "Data: cannot be used" in capsys.readouterr().out
+    assert "Data: not usable" in capsys.readouterr().out
     with pytest.raises(compose.ConfigError, match=r"data\.dev_target='/nowhere': no such file"):
         plan.main(compose.compose_row(*toy, "data.dev_target=/nowhere", f"prepared={tmp_path}"))
 

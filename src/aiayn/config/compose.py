@@ -19,7 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 from aiayn.config.checks import checked, in_range
 from aiayn.config.schema import ROWS, Config, ConfigError, Scale, leaves, nearest, vary
 
+_STRUCTURE = OmegaConf.structured(Config)
 
+
+@cache
 def register() -> None:
     """Makes `experiments/` a Hydra group and `sweeps/` primary configs, without headers in the files."""
     store = ConfigStore.instance()
@@ -83,6 +86,7 @@ def to_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
 
 
+@cache
 def compose_row(*overrides: str) -> Config:
     """The run that these overrides describe, composed without a command line."""
     register()
@@ -155,7 +159,7 @@ def _typed(plain: dict[str, Any]) -> Config:
         if dataclasses.is_dataclass(field.type) and not isinstance(plain.get(field.name, {}), dict):
             raise ConfigError(f"{field.name}={plain[field.name]}: is a section; give {field.name}.KEY=...")
     try:
-        return cast(Config, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain)))
+        return cast(Config, OmegaConf.to_object(OmegaConf.merge(_STRUCTURE, plain)))
     except OmegaConfBaseException as error:
         key = str(error.full_key or error.key)
         if "not in" in str(error):
@@ -182,7 +186,7 @@ def _own_sections(name: str, fidelity: str) -> dict[str, Any]:
     parts = (_read_folder("conf")["config"], chosen, _read_folder("experiments")[name])
     whole = cast(DictConfig, OmegaConf.merge(*parts))
     own = ["model", "training", "decoding", "paper", "published", "fidelity"]
-    typed = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.masked_copy(whole, own)))
+    typed = cast(DictConfig, OmegaConf.merge(_STRUCTURE, OmegaConf.masked_copy(whole, own)))
     return {key: OmegaConf.to_object(typed[key]) for key in own}
 
 

@@ -81,7 +81,7 @@ def main(run: Config) -> None:
     except (ConfigError, DataError) as error:
         failure, corpus = (
             error,
-            CorpusStatistics(found="cannot be used, for the reason in the last line; lengths are assumed"),
+            CorpusStatistics(found="not usable, as the last line says; lengths are assumed"),
         )
     planned = [estimate(row, corpus) for row in rows(run)]
     hardware = run.hardware
