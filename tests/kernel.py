@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import varlen
 
 from aiayn.paper.fast import attention
 
@@ -77,5 +78,5 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
         packing.has_kernel = True
 
     monkeypatch.setattr(attention.HeadPacking, "__init__", make)
-    monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
     monkeypatch.setattr(attention, "KERNEL_TYPES", {dtype})

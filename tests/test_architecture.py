@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -71,6 +72,7 @@ MODULES = {module_of(path) for path in SOURCE.rglob("*.py") if "plugins" not in 
 PAPER = sorted(module for module in MODULES if module.startswith("paper."))
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Every module that a file imports anywhere, in full: `aiayn.core.storage`."""
     found = set()
@@ -127,7 +129,7 @@ def test_each_library_has_its_rooms():
 
 LOADED = """
 import os, sys
-import torch, torch.nn.attention.varlen
+import torch
 alone = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
 for module in sys.argv[1:]:
     sys.stdout.flush()
@@ -135,7 +137,9 @@ for module in sys.argv[1:]:
         try:
             __import__(module)
             ours = {name for name in sys.modules if name.startswith("aiayn.")}
-            print(module, *ours, *{name.partition(".")[0] for name in sys.modules} - alone - {"aiayn"}, flush=True)
+            others = {name.partition(".")[0] for name in sys.modules} - alone - {"aiayn"}
+            slow = {"torch._dynamo"} & set(sys.modules)  # torch.compile: seconds, for what only a GPU needs
+            print(module, *ours, *others, *slow, flush=True)
         finally:
             os._exit(0)
     os.wait()
@@ -143,10 +147,7 @@ for module in sys.argv[1:]:
 
 
 def loaded(modules: list[str]) -> dict[str, set[str]]:
-    """Of ours and of third parties what each module loads, alone in a process that has imported torch and no more.
-
-    Its module for variable lengths is one that `import torch` leaves out, and loads more of what torch uses.
-    """
+    """Of ours and of third parties what each module loads, alone in a process that has imported torch and no more."""
     done = subprocess.run([sys.executable, "-c", LOADED, *modules], capture_output=True, text=True, check=True)
     lines = [line.split() for line in done.stdout.splitlines()]
     return {module: set(names) for module, *names in lines}

@@ -84,7 +84,7 @@ def test_every_example_of_the_manual_composes(tmp_path, monkeypatch):
             assert run_main(command, *words) == (0, ""), line
 
 
-def test_the_manuals_come_at_once_and_without_torch():
+def test_the_manuals_come_at_once_and_sweeps_and_tables_need_no_torch():
     code = (
         "import sys\nfrom aiayn import cli\n"
         f"for arguments in {MANUALS!r}:\n"
@@ -92,13 +92,15 @@ def test_the_manuals_come_at_once_and_without_torch():
         "    try: cli.main()\n"
         "    except SystemExit: pass\n"
         "print(sorted({'torch', 'pytorch_lightning', 'wandb', 'sacrebleu', 'sentencepiece'} & set(sys.modules)))\n"
+        "import aiayn.sweep.launcher, aiayn.data.prepare, aiayn.tables.table, aiayn.tables.criteria\n"
+        "print('torch' in sys.modules)\n"
         "import aiayn.paper.loss; print('torch' in sys.modules)"  # control
     )
     began = time.monotonic()
     subprocess.run([sys.executable, "-m", "aiayn", "--help"], check=True, capture_output=True)
     assert time.monotonic() - began < 10
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-2:] == ["[]", "True"]
+    assert done.stdout.splitlines()[-3:] == ["[]", "False", "True"]
 
 
 @pytest.mark.parametrize("words", ["table experiment=a_h1", "report seed=2", "criteria scale=small experiment=big"])

@@ -9,9 +9,8 @@ import torch
 from models import BOS, PARTS, SOURCES, TABLE_3, TARGETS, batch, transformer
 from torch import Tensor, nn
 
-from aiayn.alternatives import relative_positions
 from aiayn.config import compose
-from aiayn.config.schema import BEYOND
+from aiayn.config.schema import BEYOND, MAX_DISTANCE
 from aiayn.paper.fast.model import accelerate, can_accelerate
 from aiayn.paper.layers import AddAndNorm, sinusoids
 from aiayn.paper.transformer import Transformer
@@ -30,7 +29,7 @@ def by_definition(model: Transformer, source: list[int], target_input: list[int]
         if part["scores"] == "additive":
             return (attention.scores.v[head] * torch.tanh(query + key)).sum()
         if part["positions"] == "relative" and to_itself:
-            most = relative_positions.MAX_DISTANCE
+            most = MAX_DISTANCE
             key = key + attention.scores.vectors[head, max(-most, min(most, distance)) + most]
         return query @ key / (1 if part["scores"] == "dot" else math.sqrt(len(key)))
 

@@ -1,6 +1,7 @@
 """The LSTM models against their equations written as loops, and what the Transformer is asked as well."""
 
 import copy
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 from trained_runs import equal
 
 from aiayn.alternatives.recurrent import RecurrentDecoder, RecurrentModel
-from aiayn.config import compose
+from aiayn.bench import bench
+from aiayn.config import compose, folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
+from aiayn.evaluation import export
 from aiayn.paper.beam_search import beam_search
 from aiayn.paper.dropout import Dropout
 from aiayn.paper.loss import label_smoothed_cross_entropy
+from aiayn.report import attention_maps
 from aiayn.training import train
 from aiayn.training.lightning_model import LightningTransformer
 from tests.test_resume import Cut, cut_in, load, same
@@ -305,37 +309,30 @@ def test_gradients_are_taken_outside_autocast(digits: list[str], tmp_path: Path,
     assert not any(found)
 
 
-@pytest.fixture(scope="module")
-def trained(digits: list[str], aiayn_in: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A folder with s_rnn_attention trained at scale smoke, and the words that name the run."""
-    folder = tmp_path_factory.mktemp("smoke")
-    words = [*digits, "experiment=s_rnn_attention", "scale=smoke", "data.vocab_size=25", "wandb.mode=disabled"]
-    assert "dev perplexity" in aiayn_in(folder, "train", *words).stdout
-    return folder, words
-
-
 def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
-def test_a_trained_row_is_evaluated_and_translates(trained: tuple[Path, list[str]], aiayn_in: Command) -> None:
-    folder, words = trained
-    assert "bits per character" in aiayn_in(folder, "evaluate", *words, "split=test").stdout
-    assert len(aiayn_in(folder, "translate", *words, text="1 2 3\n\n4 5\n").stdout.splitlines()) == 3
+def test_a_row_at_scale_smoke_is_trained_evaluated_and_translates(digits: list[str], aiayn: Command) -> None:
+    words = [*digits, "experiment=s_rnn_attention", "scale=smoke", "data.vocab_size=25", "wandb.mode=disabled"]
+    assert "dev perplexity" in aiayn("train", *words).stdout
+    assert "bits per character" in aiayn("evaluate", *words, "split=test").stdout
+    assert len(aiayn("translate", *words, text="1 2 3\n\n4 5\n").stdout.splitlines()) == 3
 
 
-@pytest.mark.parametrize("command", ["export format=safetensors", "attention", "bench bench.kind=training"])
-def test_what_is_only_for_transformers_is_refused_in_one_line_and_writes_nothing(
-    trained: tuple[Path, list[str]], aiayn_in: Command, command: str
+def test_what_is_only_for_transformers_is_refused_and_writes_nothing(
+    digits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: None
 ) -> None:
-    folder, words = trained
-    before = files(folder)
-    done = aiayn_in(folder, *command.split(), *words, code=2, text="1 2 3\n")
-    (line,) = done.stderr.splitlines()
-    assert "rnn_attention: " in line
-    assert "such as" in line
-    assert files(folder) == before
+    run = compose.compose_row(*run_of("rnn_attention", digits, tmp_path), "format=safetensors")
+    train_to_the_end(run, folders.run_folder(run))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("1 2 3\n"))
+    before = files(tmp_path)
+    for command in (export, attention_maps, bench):
+        with pytest.raises(ConfigError, match=r"rnn_attention: .* such as (experiment=)?base"):
+            command.main(run)
+    assert files(tmp_path) == before
 
 
 @pytest.mark.parametrize(

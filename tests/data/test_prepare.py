@@ -262,7 +262,7 @@ def test_no_process_outlives_a_preparation_that_is_killed(tmp_path, stage):
         pytest.param(["train", "-m", "seed=1,2"], "training a", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(["train", "-m", "seed=1,2"], "train: ", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(["train"], "training a", signal.SIGINT, marks=pytest.mark.slow),
-        (["train"], "train: ", signal.SIGTERM),
+        pytest.param(["train"], "train: ", signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_a_preparation_with_one_line_and_the_same_command_goes_on(tmp_path, words, stage, number):

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-# H heads; Q query tokens; M tokens that they look at; K d_k
+from aiayn.config.schema import MAX_DISTANCE
 
-MAX_DISTANCE = 16
-"""k of Shaw et al.: tokens farther apart share a vector."""
+# H heads; Q query tokens; M tokens that they look at; K d_k
 
 
 class RelativeScores(nn.Module):

@@ -15,6 +15,7 @@ ROWS = (
     *("c_n2", "c_n4", "c_n8", "c_dmodel256", "c_dmodel1024", "c_dff1024", "c_dff4096"),
     *("d_dropout00", "d_dropout02", "d_smoothing00", "d_smoothing02", "e_learned_positions", "big"),
 )
+MAX_DISTANCE = 16  # of relative positions, k of Shaw et al. (2018): tokens farther apart share a vector
 HEAD_WIDTH = 64  # of the layers that `bench.kind=layers` measures, the paper's
 # Beyond Table 3: the Transformer with one part changed (f), and the systems before it (s).
 BEYOND = (

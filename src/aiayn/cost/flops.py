@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from aiayn.alternatives.relative_positions import MAX_DISTANCE
-from aiayn.config.schema import Hardware, Model
+from aiayn.config.schema import MAX_DISTANCE, Hardware, Model
 from aiayn.data.encoded import Lengths, Pairs
 
 # The token-weighted mean length of WMT14's sentences, 28 subwords each on average: what counts in attention

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import sacremoses
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
@@ -130,10 +129,14 @@ def _count(languages: tuple[str, str], pairs: list[Pair]) -> Counter[str]:
 
 
 @cache
-def _moses(language: str) -> sacremoses.MosesTokenizer:
+def _moses(language: str) -> Any:
+    import sacremoses  # takes half a second, which every command would wait for
+
     return sacremoses.MosesTokenizer(lang=language)
 
 
 @cache
-def _detokenizer(language: str) -> sacremoses.MosesDetokenizer:
+def _detokenizer(language: str) -> Any:
+    import sacremoses
+
     return sacremoses.MosesDetokenizer(lang=language)

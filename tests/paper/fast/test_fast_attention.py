@@ -8,6 +8,7 @@ import torch
 from attention_inputs import LENGTHS, MEMORY_LENGTHS, D, H, drawn, offsets, packed
 from kernel import stand_in
 from torch import Tensor, nn
+from torch.nn.attention import varlen
 
 from aiayn.paper.attention import MemoryAttention, SelfAttention
 from aiayn.paper.fast import attention
@@ -62,7 +63,7 @@ def test_the_variable_length_kernel_is_given_what_makes_it_equal_the_padded_way(
         torch.testing.assert_close(ours, theirs)
     # Control: heads wider than the kernel takes go the padded way
     monkeypatch.setattr(attention, "KERNEL_WIDTH", max(d_k, d_v) - 1)
-    monkeypatch.setattr(attention, "varlen_attn", None)
+    monkeypatch.setattr(varlen, "varlen_attn", None)
     results()
 
 
@@ -93,7 +94,7 @@ def test_torch_s_padded_kernels_give_the_outputs_and_gradients_of_ours(
         return [*outputs, *torch.autograd.grad(total, [x, memory, *alone.parameters(), *across.parameters()])]
 
     expected = results()
-    monkeypatch.setattr(attention, "_padded_attention", attention._padded_attention_of_torch)
+    monkeypatch.setitem(attention.PADDED, "own", attention.PADDED["torch"])
     for ours, theirs in zip(results(), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
     # Control: without the mask the padding takes part
@@ -123,8 +124,8 @@ def test_sentences_are_padded_where_the_variable_length_kernel_cannot_hold_the_h
         taken.append("padded")
         return queries[:, :width]
 
-    monkeypatch.setattr(attention, "varlen_attn", variable_length)
-    monkeypatch.setattr(attention, "_padded_attention_of_torch", padded)
+    monkeypatch.setattr(varlen, "varlen_attn", variable_length)
+    monkeypatch.setitem(attention.PADDED, "torch", padded)
     packing = HeadPacking(offsets((2, 3)), device=torch.device("meta"))
     packing.has_kernel = True
     x = torch.ones(5, 3 * width, dtype=dtype, device="meta")

@@ -1,14 +1,13 @@
 """Attention between packed sentences as fast as each device has it; outputs equal `paper.attention`'s."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from aiayn.paper.attention import MemoryAttention, SelfAttention, merge_heads, split_heads
 from aiayn.paper.batch import Packing, to_device
@@ -124,8 +123,10 @@ def attention(
     """
     num_heads, d_k, d_v = sizes
     if not packing.has_kernel or queries.dtype not in KERNEL_TYPES or max(d_k, d_v) > KERNEL_WIDTH:
-        padded = _padded_attention if queries.device.type == "cpu" else _padded_attention_of_torch
-        return padded(queries, keys_values, packing, memory_packing, sizes, causal)  # type: ignore[no-any-return]
+        padded = PADDED["own" if queries.device.type == "cpu" else "torch"]
+        return padded(queries, keys_values, packing, memory_packing, sizes, causal)
+    from torch.nn.attention.varlen import varlen_attn  # loads torch.compile, which takes seconds
+
     parts = _parts(queries, keys_values, sizes)
     # The kernel wants one width, a multiple of 8: zeros change neither a product of query and key nor the other values
     width = -(-max(d_k, d_v) // 8) * 8
@@ -220,11 +221,6 @@ class _Attention(torch.autograd.Function):
         return packing.merge(*to_x), to_keys_values, None, None, None, None
 
 
-# Padded shapes differ from batch to batch: torch.compile would compile for each, and what is around them too
-_padded_attention = torch.compiler.disable(_Attention.apply)  # type: ignore[no-untyped-call]
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _padded_attention_of_torch(
     queries: Tensor,
     keys_values: Tensor | None,
@@ -243,6 +239,19 @@ def _padded_attention_of_torch(
     # Padding ends a sentence: `causal` hides it from every token
     mask = None if causal or memory_packing.mask is None else memory_packing.mask.to(q.dtype)
     return merge_heads(F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal), packing)
+
+
+PADDED: dict[str, Callable[..., Tensor]] = {"own": _Attention.apply, "torch": _padded_attention_of_torch}
+"""Attention between padded sentences: our own gradient, for a CPU, or torch's kernels."""
+
+
+def leave_uncompiled() -> None:
+    """Keeps torch.compile out of attention between padded sentences.
+
+    Their shapes differ from batch to batch: it would compile for each, and what is around them too.
+    """
+    for name, function in PADDED.items():
+        PADDED[name] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
 
 
 def _room(*parts: Tensor) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from aiayn.paper.attention import Linear, MemoryAttention, SelfAttention, scaled_dot_products
 from aiayn.paper.batch import Batch
 from aiayn.paper.dropout import Randomness
-from aiayn.paper.fast.attention import HeadPacking, attend_to_memory, attend_to_self
+from aiayn.paper.fast.attention import HeadPacking, attend_to_memory, attend_to_self, leave_uncompiled
 from aiayn.paper.fast.products import product, static_rows
 from aiayn.paper.layers import AddAndNorm, LearnedPositions, Sinusoids
 from aiayn.paper.transformer import Transformer
@@ -78,6 +78,7 @@ class CompiledHidden:
     def __init__(self, transformer: Transformer, rows: int, **options: Any) -> None:
         self.transformer, self.rows = transformer, rows
         self.uncompiled = transformer.hidden
+        leave_uncompiled()
         self.compiled = torch.compile(self.stacks, **options)
 
     def __call__(self, batch: Batch, seed_and_update: tuple[int, int] | None = None) -> Tensor:
