@@ -17,20 +17,11 @@ def main(*words: str) -> None:
     """One line for each row with a finished run, one column for each bucket of lengths."""
     material = contents.collect(compose.compose_row(*words))
     lengths = [len(line.split()) for line in material.dev.sources]
-    points, names = dict[str, list[str]](), list[str]()
-    for table in (material.table, material.beyond):
-        if table:
-            (axes,) = figures.lengths(table, material.dev.counts, lengths).axes
-            names = [label.get_text() for label in axes.get_xticklabels()]
-            rows = {str(line.get_label()): line.get_ydata() for line in axes.lines}
-            points |= {
-                row: [f"{bleu:.1f}" for bleu in rows[row]] for row in (line.name for line in table.lines) if row in rows
-            }
-    print(
-        tabulate(
-            [[row, *bleu] for row, bleu in points.items()], ["row", *names], tablefmt="github", disable_numparse=True
-        )
-    )
+    tables = [table for table in (material.table, material.beyond) if table]
+    found = [figures.by_length(table, material.dev.counts, lengths) for table in tables]
+    bleu_of = {row: bleu for of_table in found for row, bleu in of_table.bleu.items()}
+    lines = [[row, *(f"{value:.1f}" for value in bleu)] for row, bleu in bleu_of.items()]
+    print(tabulate(lines, ["row", *found[0].buckets], tablefmt="github", disable_numparse=True))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import colorsys
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -142,35 +143,55 @@ def ranks(table: Table, metric: Metric) -> Figure:
     return figure
 
 
-def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure:
-    """BLEU of each row by the length of the source, in buckets of equally many sentences, the mean over its seeds."""
-    figure, axes = _figure(_NARROW)
-    shades = colours(table)
+@dataclass(frozen=True)
+class ByLength:
+    """BLEU of rows in buckets of equally many sentences, by the words of the source."""
+
+    buckets: list[str]
+    """`3 to 5` for the bucket with sources of 3, 4 and 5 words."""
+    bleu: dict[str, list[float]]
+    """Of each row with a finished run the mean over its seeds, for each bucket."""
+    trained_up_to: int
+    """The words of the longest source that was trained on."""
+    buckets_within: int | None
+    """How many buckets hold sources no longer than those; None where all or none of the sources are."""
+
+
+def by_length(table: Table, counts: Counts, source_words: Sequence[int]) -> ByLength:
+    """What `lengths` draws, from the n-gram counts of each run's sentences and the words of their sources."""
     words = np.array(source_words)
     bounds = np.unique(np.quantile(words, np.linspace(0, 1, _LENGTH_BUCKETS + 1), method="nearest"))
     bounds = bounds[min(1, len(bounds) - 1) :]  # a bucket's longest source; one bucket where all are of one length
-    trained = table.scale.max_train_words or table.scale.max_words or int(words.max())
+    trained, within = table.scale.max_train_words or table.scale.max_words or int(words.max()), None
     if words.min() <= trained < words.max():
-        within = words[words <= trained].max()
-        bounds = np.union1d(bounds, [within])  # no bucket holds lengths on both sides of the limit
-        at = float(np.searchsorted(bounds, within)) + 0.5
-        axes.axvline(at, color="#888888", linestyle="--", linewidth=0.9)
-        axes.annotate(
-            f"trained on up to {trained}", (at, 1), xycoords=("data", "axes fraction"), fontsize=7, ha="right", va="top"
-        )
-    buckets = np.searchsorted(bounds, words)
+        longest = words[words <= trained].max()
+        bounds = np.union1d(bounds, [longest])  # no bucket holds lengths on both sides of the limit
+        within = int(np.searchsorted(bounds, longest)) + 1
+    bucket_of, bleu = np.searchsorted(bounds, words), dict[str, list[float]]()
     for line in table.lines:
-        own = [of_run for (row, _), of_run in counts.items() if row == line.name]
-        if own:
-            bleu = [
-                statistics.mean(bleu_of_counts(of_run[buckets == bucket].sum(0)) for of_run in own)
+        if own := [of_run for (row, _), of_run in counts.items() if row == line.name]:
+            bleu[line.name] = [
+                statistics.mean(bleu_of_counts(of_run[bucket_of == bucket].sum(0)) for of_run in own)
                 for bucket in range(len(bounds))
             ]
-            axes.plot(bleu, "o-", color=shades[line.name], markersize=3, gid=f"{ROW}{line.name}:",
-                      linewidth=1.8 if line.name == "base" else 1.0, label=line.name)  # fmt: skip
     starts = [words.min(), *(bounds[:-1] + 1)]
-    names = [f"{low}" if low == high else f"{low} to {high}" for low, high in zip(starts, bounds, strict=True)]
-    axes.set_xticks(range(len(bounds)), names)
+    buckets = [f"{low}" if low == high else f"{low} to {high}" for low, high in zip(starts, bounds, strict=True)]
+    return ByLength(buckets, bleu, trained, within)
+
+
+def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure:
+    """BLEU of each row by the length of the source, in buckets of equally many sentences, the mean over its seeds."""
+    found = by_length(table, counts, source_words)
+    figure, axes = _figure(_NARROW)
+    shades = colours(table)
+    if found.buckets_within is not None:
+        at, text = found.buckets_within - 0.5, f"trained on up to {found.trained_up_to}"
+        axes.axvline(at, color="#888888", linestyle="--", linewidth=0.9)
+        axes.annotate(text, (at, 1), xycoords=("data", "axes fraction"), fontsize=7, ha="right", va="top")
+    for row, bleu in found.bleu.items():
+        axes.plot(bleu, "o-", color=shades[row], markersize=3, gid=f"{ROW}{row}:",
+                  linewidth=1.8 if row == "base" else 1.0, label=row)  # fmt: skip
+    axes.set_xticks(range(len(found.buckets)), found.buckets)
     axes.set(xlabel="words of the source", ylabel="BLEU", title=f"Length against BLEU, {conditions(table)}")
     return figure
 
