@@ -40,8 +40,9 @@ FLAGS = ("-m", "--multirun", "-cn", "--config-name", "-c", "--cfg", "-p", "--pac
 # The commands that read every run of a folder, and what they read all of
 ALL_OF = {"criteria": ("experiment",), **dict.fromkeys(("table", "report", "dashboard"), ("experiment", "seed"))}
 ALONE = ("-m", "--multirun", "--resolve")  # flags without a value
-# A name, several, or what a sweep makes of all names; never a path, which would lead to a file outside the package
-FILE = re.compile(r"[^/\\]*")
+# A name, several, or what a sweep makes of all names; never a path, which would lead to a file outside the package, nor
+# the keys of a group, which Hydra would ignore
+FILE = re.compile(r"(?![\[{])[^/\\]*")
 GROUPS = ("experiment", "data", "scale", "fidelity", "hardware", "hydra/launcher")
 
 
@@ -106,7 +107,7 @@ def refuse_foreign(words: list[str]) -> None:
             fail(f"{key} is no flag of this program: one of {', '.join(FLAGS)}")
         names_a_file = key in (*GROUPS, "-cn", "--config-name") or previous in ("-cn", "--config-name")
         if names_a_file and not FILE.fullmatch(value or word):
-            fail(f"{word}: must name a file of this program's own, without a path")
+            fail(f"{word}: must be the name of a file of this program's own")
         foreign = key.startswith("hydra") and not key.startswith(("hydra/launcher", "hydra.launcher."))
         if foreign or "_target_" in word or (key not in GROUPS and ("/" in key or "@" in key)):
             fail(f"{key} is not a key of the configuration: `--cfg job` prints every key")

@@ -161,8 +161,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         lambda: storage.remove(inside.parent),
         lambda: storage.lock(inside, wait=False).__enter__(),
     ):
-        with pytest.raises(storage.StorageError, match=rf"cannot \w+( to)? {tmp_path}/file/deeper.*: \w"):
+        with pytest.raises(storage.StorageError, match=rf"cannot \w+( to)? {tmp_path}/file/deeper.*: \S"):
             action()
+    with pytest.raises(storage.StorageError, match=f": {tmp_path}/file is a file, not a folder"):
+        storage.write_text(inside, "x")
 
 
 def test_a_power_cut_finds_the_bytes_on_the_disk_before_the_name_and_the_name_before_the_call_returns(

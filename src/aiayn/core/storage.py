@@ -1,5 +1,6 @@
 """The one place that writes files: each appears whole or not at all, and survives a power cut once a call returns."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -261,6 +262,8 @@ def _make_folder(folder: Path) -> None:
     """Makes a folder and those above it, each on the disk before anything is put into it."""
     if not folder.is_dir():
         _make_folder(folder.parent)
+        if folder.exists() and not folder.is_dir():  # another process may make the folder meanwhile
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a file, not a folder")
         folder.mkdir(exist_ok=True)
         _flush_folder(folder.parent)
 
