@@ -143,10 +143,10 @@ def test_the_vocabulary_and_the_lengths_are_those_of_the_corpus_that_is_here(
             np.diff(side) for side in (dataset.pairs("train").source_offsets, dataset.pairs("train").target_offsets)
         )
     ]
-    text = contents.collect(run).ladder.rungs[0].text
-    assert (text.subwords, text.source_length, text.target_length) == pytest.approx((25, *lengths))
-    elsewhere = contents.collect(dataclasses.replace(run, prepared="nowhere")).ladder.rungs[0].text  # control
-    assert (elsewhere.subwords, elsewhere.source_length) == (25, flops.LENGTH)
+    found = contents.collect(run).ladder.rungs[0]
+    assert (found.subwords, *found.lengths) == pytest.approx((25, *lengths))
+    elsewhere = contents.collect(dataclasses.replace(run, prepared="nowhere")).ladder.rungs[0]  # control
+    assert (elsewhere.subwords, elsewhere.lengths) == (25, (flops.LENGTH, flops.LENGTH))
 
 
 def test_the_papers_effect_stands_at_the_compute_of_its_own_training() -> None:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from aiayn.config import compose
 from aiayn.config.schema import Config, ConfigError, vary
 from aiayn.core import storage
 from aiayn.paper.fast.process import compute_with
+from aiayn.training import train
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
 PROFILED = 15  # operators in the table of a profile
@@ -60,7 +60,7 @@ def main(run: Config) -> None:
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "hardware": {**cpu(), "threads": run.hardware.threads, "device": device_name},
-        "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "versions": dict.fromkeys(PACKAGES) | train.versions(PACKAGES) | {"python": platform.python_version()},
         "config": dataclasses.asdict(run),
         "parts": {},
     }
@@ -82,6 +82,9 @@ def main(run: Config) -> None:
         if "lines" in part:
             contests[kind] = part
             show(sheets.by_line(kind, part))
+        elif kind == "layers":
+            for sheet in sheets.by_layer(part):
+                show(sheet)
         result["seconds"] = round(time.perf_counter() - began, 1)
         # After each part: a run that is stopped after ten minutes keeps the parts it had time for
         storage.write_json(output, result)
@@ -115,7 +118,7 @@ def parts(run: Config) -> dict[str, Callable[[Show], dict[str, Any]]]:
     if "profile" in chosen:
         found["profile"] = lambda show: profiles(run, [name for name in precisions if name != "medium"], show)
     if "layers" in chosen:
-        found["layers"] = lambda show: table1(run, show)
+        found["layers"] = lambda show: apart(layers, run)
     return found
 
 
@@ -154,14 +157,6 @@ def profiles(run: Config, precisions: list[str], show: Show) -> dict[str, Any]:
     return found
 
 
-def table1(run: Config, show: Show) -> dict[str, Any]:
-    """The layer types of Table 1 in turn."""
-    part: dict[str, Any] = apart(layers, run)
-    for sheet in sheets.by_layer(part):
-        show(sheet)
-    return part
-
-
 def markdown(run: Config, result: dict[str, Any], shown: list[Sheet | Verbatim]) -> str:
     """The tables under what they were measured on, the command and the date at the end."""
     command = shlex.join([*result["command"][0].split(), *result["command"][1:]])
@@ -182,10 +177,3 @@ def _headline(run: Config, result: dict[str, Any]) -> str:
         f" d_ff {model.d_ff}, h {model.num_heads}, d_k {model.d_k}, d_v {model.d_v}, {run.data.vocab_size} words;"
         f" sentences of about {run.bench.mean_length:g} tokens, updates of {run.training.tokens_per_update}"
     )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -79,10 +79,8 @@ def main(run: Config) -> None:
     try:
         corpus = corpus_statistics(run)
     except (ConfigError, DataError) as error:
-        failure, corpus = (
-            error,
-            CorpusStatistics(found="not usable, as the last line says; lengths are assumed"),
-        )
+        failure = error
+        corpus = CorpusStatistics(found="not usable, as the last line says; lengths are assumed")
     planned = [estimate(row, corpus) for row in rows(run)]
     hardware = run.hardware
     available = run.plan.gpus if hardware.accelerator == "gpu" else len(devices.names(hardware))

@@ -20,7 +20,7 @@ from aiayn.report.figures import Runs
 from aiayn.runs import checkpoint, records
 from aiayn.runs.records import printable
 from aiayn.tables import beyond, criteria, paper_claims, table3
-from aiayn.tables.ladder import Ladder, Rung, TextStatistics
+from aiayn.tables.ladder import Ladder, Rung
 from aiayn.tables.table3 import Table
 
 
@@ -28,7 +28,8 @@ from aiayn.tables.table3 import Table
 class Translated:
     """The dev set of the corpus that is here, and the translations of it by finished runs; empty where it is not."""
 
-    text: TextStatistics
+    subwords: int  # of the vocabulary
+    lengths: tuple[float, float] = (flops.LENGTH, flops.LENGTH)  # token-weighted means of source and target sentences
     sources: Sequence[str] = ()
     references: Sequence[str] = ()
     translations: Mapping[tuple[str, int], list[str]] = field(default_factory=dict)
@@ -69,13 +70,13 @@ def collect(run: Config) -> Material:
         for row, found in progress.each(named, "reading curves")
     }
     own = _translated(run, dataclasses.replace(table, lines=lines), open_corpus)
-    rungs = [Rung(table, run, own.text, paper_claims.check(table, own.counts))]
+    rungs = [Rung(table, own.subwords, own.lengths, paper_claims.check(table, own.counts))]
     for other in _others(run):
         beside = table3.table(other, records.read_runs(folders.sweep_folder(other)))
         in_our_precision = schema.vary(other, hardware={"precision": run.hardware.precision})
         if folders.setting(in_our_precision) == table.data or beside.comparable:
             theirs = _translated(other, beside, open_corpus)
-            rungs.append(Rung(beside, other, theirs.text, paper_claims.check(beside, theirs.counts)))
+            rungs.append(Rung(beside, theirs.subwords, theirs.lengths, paper_claims.check(beside, theirs.counts)))
     return Material(
         table=table,
         runs=read,
@@ -105,8 +106,8 @@ def _others(run: Config) -> Iterator[Config]:
 def _open(folder: Path) -> tuple[str, Translated]:
     """The SHA-256 of the corpus in a folder, and what is known of it before any run is looked at."""
     dataset = Dataset.open(folder)
-    text = TextStatistics(dataset.tokenizer.vocab_size, *flops.weighted_lengths(dataset.pairs("train")))
-    return dataset.sha256, Translated(text, dataset.texts("dev", "source"), dataset.texts("dev", "target"))
+    subwords, lengths = dataset.tokenizer.vocab_size, flops.weighted_lengths(dataset.pairs("train"))
+    return dataset.sha256, Translated(subwords, lengths, dataset.texts("dev", "source"), dataset.texts("dev", "target"))
 
 
 def _translated(run: Config, table: Table, open_corpus: Callable[[Path], tuple[str, Translated]]) -> Translated:
@@ -114,7 +115,7 @@ def _translated(run: Config, table: Table, open_corpus: Callable[[Path], tuple[s
         sha256, corpus = open_corpus(folders.prepared_folder(run))
     except (DataError, OSError) as error:
         missing = f"No paired bootstrap and no samples: {printable(str(error))}"
-        return Translated(TextStatistics(run.data.vocab_size), missing=missing)
+        return Translated(run.data.vocab_size, missing=missing)
     whole = table3.translations(table, folders.sweep_folder(run), sha256, len(corpus.references))
     counts = {
         key: metrics.paper_counts(lines, corpus.references, run.data.target_language)

@@ -105,9 +105,7 @@ def built(run: Config) -> tuple[str, str]:
             return "", "your key belongs to no entity: give wandb.entity=..."
         saved = workspace(run, entity).save()
         return str(saved.url), ""
-    except (
-        Exception
-    ) as error:  # of many kinds, for the same cause: no network, a wrong key, a project that is not there
+    except Exception as error:  # of many kinds, for one cause: no network, a wrong key, a project that is not there
         return "", " ".join(jobs.without_secrets(f"{type(error).__name__}: {error}").split())[:300]
 
 

@@ -161,8 +161,7 @@ class Sweep:
         except InUse:
             self.elsewhere.append(run)
         except (ConfigError, StorageError, OSError) as error:
-            self.ended.append(jobs.FAILED)
-            self.say(f"{folders.name(run)}  failed  {error}")
+            self.report(run, jobs.FAILED, f"{folders.name(run)}  failed  {error}")
         return True
 
     def end(self, folder: Path) -> None:
@@ -171,18 +170,11 @@ class Sweep:
         self.display.remove_task(self.bars.pop(folder))
         self.report(job.run, jobs.close(job))
 
-    def report(self, run: Config, code: int) -> None:
-        """Counts a run and prints its line."""
+    def report(self, run: Config, code: int, line: str = "") -> None:
+        """Counts a run and prints its line, numbered unless it was interrupted and so is not done."""
         self.ended.append(code)
-        if code == jobs.INTERRUPTED:  # it is not done, and has no number
-            self.console.print(line_of(run, code), markup=False, highlight=False)
-        else:
-            self.say(line_of(run, code))
-
-    def say(self, line: str) -> None:
-        """Prints a run's line with its number."""
-        number = f"[{self.finished_before + len(self.ended)}/{len(self.runs)}]"
-        self.console.print(f"{number} {line}", markup=False, highlight=False)
+        number = "" if code == jobs.INTERRUPTED else f"[{self.finished_before + len(self.ended)}/{len(self.runs)}] "
+        self.console.print(number + (line or line_of(run, code)), markup=False, highlight=False)
 
     def silent_for(self, job: jobs.Job) -> float:
         """Seconds since a run last wrote anything."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aiayn.config.schema import Config
 from aiayn.cost import flops
 from aiayn.runs.records import look_up
 from aiayn.tables.paper_claims import Finding, figures, rise
@@ -16,15 +15,6 @@ from aiayn.tables.table3 import Line, Metric, Table
 MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an effect says nothing
 
 _MOST_TOKENS = 10**18  # a count beyond it is none of training
-
-
-@dataclass(frozen=True)
-class TextStatistics:
-    """What the compute of a run depends on beside its model and its tokens."""
-
-    subwords: int  # of the vocabulary
-    source_length: float = flops.LENGTH  # token-weighted means: what counts in attention
-    target_length: float = flops.LENGTH
 
 
 @dataclass(frozen=True)
@@ -41,8 +31,8 @@ class Rung:
     """The table of one scale and corpus, and what becomes of the paper's claims there."""
 
     table: Table
-    run: Config  # of any row: its fidelity
-    text: TextStatistics
+    subwords: int  # of the vocabulary
+    lengths: tuple[float, float]  # token-weighted means of source and target sentences: what counts in attention
     findings: Sequence[Finding]
 
     @property
@@ -76,9 +66,8 @@ class Rung:
         return Effect(value, found.interval if found else None, self.compute(line))
 
     def _flops(self, line: Line, source_tokens: float, target_tokens: float) -> float:
-        rows, text = self.run.fidelity.rows(self.text.subwords), self.text
-        lengths = text.source_length, text.target_length
-        return flops.training_flops(line.trained.model, rows, source_tokens, target_tokens, *lengths)
+        rows = line.trained.fidelity.rows(self.subwords)
+        return flops.training_flops(line.trained.model, rows, source_tokens, target_tokens, *self.lengths)
 
 
 @dataclass(frozen=True)

@@ -254,10 +254,8 @@ def _p_values(claim: Claim, found: Rise) -> tuple[float, float]:
     if not claim.equal:
         return found.beyond(claim.bound), found.below(claim.bound)
     # Two one-sided tests: to be the same is to be below the margin and above minus the margin
-    margin = claim.margin
-    return max(found.below(margin), found.beyond(-margin)), min(
-        1.0, 2 * min(found.beyond(margin), found.below(-margin))
-    )
+    same = max(found.below(claim.margin), found.beyond(-claim.margin))
+    return same, min(1.0, 2 * min(found.beyond(claim.margin), found.below(-claim.margin)))
 
 
 def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float | None:

@@ -134,14 +134,12 @@ def _averaged(line: Line, run: Config) -> str:
     every = records.look_up(_counted(line, run.seed), "config.training.checkpoint_every")
     known = isinstance(every, int) and every > 0
     ours = span(training.max_steps, every if known else training.checkpoint_every, published.average)
-    text = (
+    dropout = ", and with dropout 0.1 (6.1)" if (line.name, languages(run)) == ("big", "en-fr") else ""
+    return (
         f"  {line.name}: the last {published.average}, over {ours:,} of {training.max_steps:,} updates;"
         f" the paper's, one each 10 minutes, over about {round(published_span(line.name), -2):,.0f}"
-        f" of {paper.max_steps:,}"
+        f" of {paper.max_steps:,}{dropout}"
     )
-    if (line.name, languages(run)) == ("big", "en-fr"):
-        return text + ", and with dropout 0.1 (6.1)"
-    return text
 
 
 def papers_compute(row: Config, pair: str = "en-de") -> float:
@@ -160,14 +158,12 @@ def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
         figures = {}
     found = [records.look_up(figures, f"bleu.{kind}") for kind in ("paper", "sacrebleu", "intl")]
     bleu = [f"{value:.1f}" if isinstance(value, float) else NONE for value in found]
-    computed = [by_time(result.get("device_seconds", {}), run.hardware.precision)]
+    computed = [by_time(result.get("device_seconds", {}), run.hardware.precision), None]
     # By count: what the updates computed, from the tokens that they really held
     source, target = (records.look_up(result, f"{side}_tokens") for side in ("source", "target"))
     if isinstance(source, int) and isinstance(target, int):
         rows, lengths = run.fidelity.rows(dataset.tokenizer.vocab_size), flops.weighted_lengths(dataset.pairs("train"))
-        computed.append(flops.training_flops(line.trained.model, rows, source, target, *lengths))
-    else:
-        computed.append(None)
+        computed[1] = flops.training_flops(line.trained.model, rows, source, target, *lengths)
     return [PAPER[line.name].name, MEASURED, *bleu, *(flops.power(value) if value else NONE for value in computed)]
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -232,10 +232,10 @@ def devices_at_work(run: Config) -> tuple[str, int]:
     return "cpu", hardware.devices * hardware.threads
 
 
-def versions() -> dict[str, str]:
-    """The installed versions of the packages that figures can depend on."""
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """The versions of those packages that are installed; without an argument, of all that figures can depend on."""
     installed = {}
-    for name in PACKAGES:
+    for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):  # the run goes on without W&B
             installed[name] = metadata.version(name)
     return installed

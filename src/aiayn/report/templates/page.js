@@ -13,7 +13,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const order = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
       return rising ? order : -order;
     });
-    table.classList.add("sorted");
     body.append(...rows);
   }));
 }
