@@ -59,6 +59,7 @@ def test_the_exit_codes_are_those_of_jobs():
         assert re.search(rf"\b{code} ", manual.EXIT_CODES)
 
 
+@pytest.mark.slow
 def test_every_example_of_the_manual_composes(tmp_path, monkeypatch):
     """Without the shell's redirections, and with files where it says `...`; sweeps of all rows have their own tests."""
     monkeypatch.chdir(tmp_path)
@@ -208,7 +209,7 @@ OVERRIDES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(OVERRIDES, min_size=1, max_size=2))
 @example([f"output={'x' * 300}"])
 @example(["data.name=a\nb"])
@@ -374,18 +375,18 @@ def test_the_version_is_the_installed_one(capsys):
     assert capsys.readouterr().out == f"aiayn {metadata.version('aiayn')}\n"
 
 
-READ = [
-    ("--help", ""),
-    ("train --help", ""),
-    ("train --cfg job", ""),
-    ("table", ""),
-    ("table format=md", ""),
-    ("plan", ""),
-    ("trian", "'trian' is no command"),
-]
-
-
-@pytest.mark.parametrize(("words", "line"), READ, ids=[words for words, _ in READ])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--help", ""),
+        ("train --help", ""),
+        pytest.param("train --cfg job", "", marks=pytest.mark.slow),
+        ("table", ""),
+        pytest.param("table format=md", "", marks=pytest.mark.slow),
+        pytest.param("plan", "", marks=pytest.mark.slow),
+        ("trian", "'trian' is no command"),
+    ],
+)
 def test_a_reader_that_leaves_early_is_no_error(words, line, tmp_path):
     """One that is gone before the first word: what it would have read may fit into the pipe."""
     command = f"{{ sleep 0.1; {sys.executable} -m aiayn {words}; echo $? >&2; }} | true"

@@ -279,7 +279,14 @@ def test_every_harmless_key_that_does_not_touch_the_hardware_may_change_and_no_b
     assert same(folder, whole)
 
 
-@pytest.mark.parametrize("name", schema.BEYOND)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # A row of each kind of part; tests/alternatives has the others' computations
+        name if name in ("f_relative_positions", "f_additive") else pytest.param(name, marks=pytest.mark.slow)
+        for name in schema.BEYOND
+    ],
+)
 def test_a_row_beyond_table_3_resumes_with_the_same_bits(name, digits, tmp_path, monkeypatch):
     """At the scale that the suite trains every row at, on text that takes a second."""
     words = [*digits, f"experiment={name}", "scale=smoke", "wandb.mode=disabled", f"output={tmp_path}/runs"]

@@ -189,6 +189,7 @@ def test_the_clock_ends_a_training_after_the_seconds_asked_for(tmp_path, monkeyp
     assert (watch.source_tokens, watch.target_tokens) == (18, 30)
 
 
+@pytest.mark.slow
 def test_runs_measured_at_once_are_processes_whose_memory_is_not_that_of_this_one(run):
     ballast = torch.ones(10**8)  # 400 MB
     one, other = growth.in_processes([run, run])

@@ -164,8 +164,17 @@ def test_no_worker_outlives_a_process_that_is_killed(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("to_group", [True, False])
+@pytest.mark.parametrize(
+    ("number", "to_group"),
+    [
+        (signal.SIGINT, True),  # Ctrl-C
+        (signal.SIGTERM, False),  # kill
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_ends_a_process_and_its_workers_at_once_with_one_line(method, number, to_group):
     with at_work(method) as (parent, workers):
         (os.killpg if to_group else os.kill)(parent.pid, number)

@@ -299,8 +299,10 @@ def unverified(folder: Path, keep: int, every: int) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name", "careless"),
-    [(checkpoint, "save", hash_last), (checkpoint, "rotate", unverified)],
-    ids=["hash written last", "rotation without verification"],
+    [
+        pytest.param(checkpoint, "save", hash_last, id="hash written last"),
+        pytest.param(checkpoint, "rotate", unverified, id="rotation without verification", marks=pytest.mark.slow),
+    ],
 )
 def test_a_careless_store_would_lose_something(monkeypatch, owner, name, careless):  # control of the machine above
     monkeypatch.setattr(owner, name, careless)

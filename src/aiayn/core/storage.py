@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 # Where a process can die, a disk refuse or time pass, in the order in which a file goes through them
 POINTS = ("locked", "opened", "written", "synced", "renamed", "appending", "appended", "removing", "removed")
 
-
 # Between two tries for a lock: how late a free one is noticed, at most
 LOCK_SECONDS = 0.1
 # Another host's temporary file is abandoned after so long: only that host knows whether its process lives

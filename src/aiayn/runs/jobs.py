@@ -243,7 +243,7 @@ def record_failure(folder: Path, code: int, cause: str) -> int:
 
 
 def failure(folder: Path) -> dict[str, Any]:
-    """What `fail` left."""
+    """What `record_failure` left."""
     return dict(json.loads((folder / "failure.json").read_text()))
 
 
