@@ -5,6 +5,7 @@
 The words are those of `aiayn report`; what `aiayn prepare` makes with them has to be there.
 """
 
+import statistics
 import sys
 
 from tabulate import tabulate
@@ -14,14 +15,26 @@ from aiayn.report import contents, figures
 
 
 def main(*words: str) -> None:
-    """One line for each row with a finished run, one column for each bucket of lengths."""
+    """One line for each row with a finished run, one column for each bucket of lengths: mean ± sample deviation."""
     material = contents.collect(compose.compose_row(*words))
-    lengths = [len(line.split()) for line in material.dev.sources]
-    tables = [table for table in (material.table, material.beyond) if table]
-    found = [figures.by_length(table, material.dev.counts, lengths) for table in tables]
-    bleu_of = {row: bleu for of_table in found for row, bleu in of_table.bleu.items()}
-    lines = [[row, *(f"{value:.1f}" for value in bleu)] for row, bleu in bleu_of.items()]
-    print(tabulate(lines, ["row", *found[0].buckets], tablefmt="github", disable_numparse=True))
+    lengths, counts = [len(line.split()) for line in material.dev.sources], material.dev.counts
+    buckets: list[str] = []
+    bleu_of: dict[str, list[list[float]]] = {}  # of each seed
+    for seed in sorted({seed for _, seed in counts}):
+        own = {(row, its): of_run for (row, its), of_run in counts.items() if its == seed}
+        for table in filter(None, (material.table, material.beyond)):
+            found = figures.by_length(table, own, lengths)
+            buckets = found.buckets
+            for row, bleu in found.bleu.items():
+                if row != "base" or table is material.table:
+                    bleu_of.setdefault(row, []).append(bleu)
+    lines = [[row, *map(_cell, zip(*of_seeds, strict=True))] for row, of_seeds in bleu_of.items()]
+    print(tabulate(lines, ["row", *buckets], tablefmt="github", disable_numparse=True))
+
+
+def _cell(values: tuple[float, ...]) -> str:
+    mean = f"{statistics.mean(values):.1f}"
+    return f"{mean}±{statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 
 if __name__ == "__main__":
