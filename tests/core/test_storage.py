@@ -307,6 +307,25 @@ def test_a_held_lock_is_refused_with_its_owner_and_a_dead_owners_is_taken_over(t
         pass
 
 
+def test_a_lock_that_the_disk_refuses_is_an_error_of_storage(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # stands for a full disk: the lock is made, not written
+    try:
+        with (
+            pytest.raises(storage.StorageError, match=r"cannot lock .*/lock: File too large"),
+            storage.lock(tmp_path / "lock", wait=False),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_reader_that_leaves_while_a_file_is_written_is_no_error_of_storage(tmp_path):
+    with pytest.raises(BrokenPipeError), storage.atomic(tmp_path / "file"):
+        raise BrokenPipeError
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_who_waits_for_a_lock_says_once_for_whom_and_gets_it_when_the_owner_is_done(tmp_path, monkeypatch):
     path, told, turns, pauses = tmp_path / "lock", [], [], []
     with ExitStack() as owner:

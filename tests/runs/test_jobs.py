@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiayn.config import compose, folders, schema
-from aiayn.core import storage
+from aiayn.core import signals, storage
 from aiayn.runs import devices, jobs
 from aiayn.training import train
 from aiayn.training import worker as worker_module
@@ -341,7 +341,11 @@ def test_a_run_waits_for_its_gpu_and_can_be_stopped_while_it_does(toy_run, monke
     monkeypatch.setattr(jobs, "start", start)
     release = (lambda seconds: os.kill(os.getpid(), signal.SIGTERM)) if stopped else lambda seconds: others.close()
     monkeypatch.setattr(jobs.time, "sleep", release)
-    assert jobs.run_here(run) == (jobs.INTERRUPTED if stopped else jobs.DONE)
+    if stopped:
+        with pytest.raises(signals.Interrupted, match="stopped by SIGTERM; repeat the command"):
+            jobs.run_here(run)
+    else:
+        assert jobs.run_here(run) == jobs.DONE
     assert seen == ([] if stopped else [{"CUDA_VISIBLE_DEVICES": names[0]}])
     others.close()
 

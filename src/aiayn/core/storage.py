@@ -61,6 +61,8 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         _give_name(temporary, path)
+    except BrokenPipeError:  # of a message that is printed meanwhile: no file gives it
+        raise
     except OSError as error:
         reached = f" after {temporary.stat().st_size} bytes" if temporary.exists() else ""
         raise StorageError(f"cannot write {path}: {error.strerror or error}{reached}") from error
@@ -194,7 +196,7 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
     """
     with _storage_errors(f"lock {path}"):
         _make_folder(path.parent)
-        file = path.open("a+b")
+        file = path.open("a+b", buffering=0)  # or closing it on a full disk would write again, and fail again
     with file:
         waiting = False
         while not _locked(file):
@@ -209,7 +211,6 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
         with _storage_errors(f"lock {path}"):
             file.truncate(0)
             file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
-            file.flush()
             fault("locked", path)
         try:
             yield

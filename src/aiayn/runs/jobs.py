@@ -208,8 +208,9 @@ def run_here(run: Config) -> int:
             return DONE
         # Jobs of a launcher that knows nothing of GPUs wait here for theirs
         while (seeing := pool.take(run.hardware.devices, held)) is None:
-            if stop.asked:
-                return INTERRUPTED
+            if signals.requeues(stop.asked):
+                print(signals.requeue())
+            stop.check()
             time.sleep(POLL_SECONDS)
         job = start(run, None, held, seeing)
         try:
