@@ -386,7 +386,10 @@ def copy_checkout(to: Path) -> None:
 
 
 def run_tests(checkout: Path, tests: Iterable[str]) -> tuple[int, str]:
-    """Pytest's exit code and output, with the checkout's own package and without slow tests."""
+    """Pytest's exit code and output, with the checkout's own package and without slow tests.
+
+    A process has one fork server. Call this where nothing else started it, or the checkout's package is not imported.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LIBRARIES)
     with tempfile.NamedTemporaryFile("r") as output:
@@ -406,6 +409,8 @@ def run_pytest(checkout: Path, tests: Sequence[str], output: str) -> None:
     with open(output, "w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
+    if "aiayn" in sys.modules:  # every mutant would survive
+        sys.exit("another package than the checkout's is imported already")
     os.chdir(checkout)
     # No bytecode: it is chosen by size and second, which an edit may leave as they were
     os.environ |= {"PYTHONPATH": str(checkout / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
