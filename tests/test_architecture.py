@@ -43,9 +43,7 @@ ROOMS = {
     "wandb_workspaces": {"report.wandb_workspace"},
     "hydra": {"config.compose", "cli"},
     "omegaconf": {"config.schema", "config.compose", "cli"},
-    "pytorch_lightning": {
-        *("training.checkpoint_io", "training.lightning_model", "training.callbacks", "training.train"),
-    },
+    "pytorch_lightning": {"training.lightning_model", "training.callbacks", "training.train"},
     "sacrebleu": {"evaluation.metrics"},
     "jinja2": {"report.html_page"},
     "sentencepiece": {"data.sentencepiece_bpe"},
@@ -185,7 +183,7 @@ WRITES = {"write_text", "write_bytes", "writelines", "touch", "mkdir", "unlink",
 WRITES |= {"symlink_to", "hardlink_to", "chmod", "tofile", "makedirs", "remove", "removedirs", "truncate", "memmap"}
 SAVED_ELSEWHERE = {
     "checkpoint": {"torch.save", "remove"},  # into memory; its own, both through storage
-    "checkpoint_io": {"verified.save", "verified.remove"},  # through checkpoint
+    "callbacks": {"checkpoint.save"},  # through storage
     "export": {"ctranslate2_spec(model.float(), subwords).save"},  # into a folder that storage stages
     "rivals": {"tempfile"},  # a rival reads its weights from files
     "wandb_workspace": {"workspace(run, entity).save"},  # on the server of W&B

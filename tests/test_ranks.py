@@ -21,25 +21,32 @@ from aiayn.training.lightning_model import LightningTransformer
 SABOTAGE = """
 import os, signal, sys, time
 from pathlib import Path
-from aiayn.training import train
+from aiayn.training import lightning_data, train
 from aiayn.training.lightning_model import LightningTransformer
 
-step = LightningTransformer.training_step
+step, plan = LightningTransformer.training_step, lightning_data.training_plan
 
-def sabotaged(self, batch, index):
-    if batch.number + 1 == {update} and os.environ["RANK"] == "1":
+def reached(update):
+    if update == {update} and os.environ["RANK"] == "1":
         Path({note!r}).write_text(str(time.time()))
         os.kill(os.getpid(), signal.{name})
+
+def sabotaged(self, batch, index):
+    reached(batch.number + 1)
     return step(self, batch, index)
 
-LightningTransformer.training_step = sabotaged
+def sabotaged_plan(*given):
+    reached(0)
+    yield from plan(*given)
+
+LightningTransformer.training_step, lightning_data.training_plan = sabotaged, sabotaged_plan
 os._exit(train.main(Path(sys.argv[-1])))
 """
 
 
 @pytest.fixture
 def sabotage(tmp_path, monkeypatch):
-    """Makes rank 1 of every worker that is started send itself a signal in the middle of an update."""
+    """Makes rank 1 of every worker send itself a signal in the middle of an update; 0: while it plans the first."""
 
     def arm(update: int, name: str) -> Path:
         note = tmp_path / "sabotaged"
@@ -106,6 +113,15 @@ def test_a_signal_to_one_rank_of_two_stops_both_after_the_same_update_and_1_2_1_
     ]
     assert sentences[0] == sentences[1]
     assert len(sentences[0]) == 6
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_while_it_plans_an_epoch_stops_both_after_the_same_update(toy_run, sabotage):
+    run = on(2, toy_run)
+    sabotage(0, "SIGTERM")
+    assert jobs.run_here(run) == jobs.INTERRUPTED
+    checkpoints = folders.run_folder(run) / "checkpoints"
+    assert checkpoint.newest(checkpoints) == [checkpoint.path_of(checkpoints, 2)]  # known to both once 1 is settled
 
 
 @pytest.mark.slow

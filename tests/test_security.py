@@ -30,7 +30,6 @@ from aiayn.data.parallel_text import DataError
 from aiayn.evaluation import evaluate
 from aiayn.runs import checkpoint, jobs
 from aiayn.training import train
-from aiayn.training.checkpoint_io import VerifiedCheckpointIO
 
 SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 
@@ -221,7 +220,7 @@ def test_the_bomb_is_one(tmp_path):  # control
 
 def test_a_checkpoint_comes_from_no_address():
     with pytest.raises(storage.StorageError, match="damaged"):
-        VerifiedCheckpointIO().load_checkpoint("https://example.org/step-000000001.ckpt")
+        checkpoint.load(Path("https://example.org/step-000000001.ckpt"))
 
 
 # Configurations

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aiayn.core import progress, signals, storage
+from aiayn.core import progress, storage
 from aiayn.core.signals import Interrupted, StopFlag
 from aiayn.runs import checkpoint
 from aiayn.training import callbacks
@@ -20,7 +20,8 @@ from aiayn.training.lightning_data import Update
 from aiayn.training.lightning_model import NonFinite
 
 LAST = 7
-MODULE = SimpleNamespace(settle=lambda: None, one_wants_to_stop=False, ranks=1)
+STATE = {"state_dict": {"w": torch.ones(3)}}
+MODULE = SimpleNamespace(settle=lambda: None, one_wants_to_stop=False, ranks=1, saved=lambda: STATE)
 
 
 def update(number: int) -> Update:
@@ -37,17 +38,23 @@ def outputs(number: int) -> dict:
 
 
 @pytest.fixture
-def trainer():
-    """What the callbacks ask of a trainer; it notes where it saved."""
-    found = SimpleNamespace(saved=[])
+def trainer(monkeypatch):
+    """What the callbacks are given of a trainer, which they ask nothing; it notes where they saved."""
+    found, save = SimpleNamespace(saved=[]), checkpoint.save
 
-    def save_checkpoint(path):
+    def noted(state, path):
         found.saved.append(path)
-        state = {"state_dict": {"w": torch.ones(3)}}
-        checkpoint.save(state, path)
+        save(state, path)
 
-    found.save_checkpoint = save_checkpoint
+    monkeypatch.setattr(checkpoint, "save", noted)
     return found
+
+
+def listening() -> StopFlag:
+    """As in training, from the first update on."""
+    stop = StopFlag()
+    stop.listen()
+    return stop
 
 
 def run(trainer, parts, numbers, starts: bool = True) -> None:
@@ -237,23 +244,24 @@ def test_checkpoints_come_every_so_many_updates_and_at_the_last_and_the_newest_s
 
 
 @pytest.mark.usefixtures("signals")
-def test_the_record_on_the_disk_is_never_behind_the_checkpoint(trainer, tmp_path):
+def test_the_record_on_the_disk_is_never_behind_the_checkpoint(trainer, tmp_path, monkeypatch):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    save = trainer.save_checkpoint
+    save = checkpoint.save
 
-    def save_and_look(path):
+    def look_and_save(state, path):
         assert path == checkpoint.path_of(tmp_path / "checkpoints", rows(tmp_path / "metrics.jsonl")[-1]["step"])
-        save(path)
+        save(state, path)
 
-    trainer.save_checkpoint = save_and_look
+    monkeypatch.setattr(checkpoint, "save", look_and_save)
     run(trainer, [record, Save(record, tmp_path / "checkpoints", 2, 3, LAST, StopFlag())], range(LAST))
+    assert trainer.saved
 
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, name):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, listening())
     run(trainer, [record, save], range(2))
     os.kill(os.getpid(), getattr(signal, name))
     with pytest.raises(Interrupted, match=f"stopped by {name} after update 3"):
@@ -265,7 +273,7 @@ def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, na
 @pytest.mark.usefixtures("signals")
 def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, listening())
     run(trainer, [record, save], range(LAST - 1))
     os.kill(os.getpid(), signal.SIGTERM)
     run(trainer, [record, save], range(LAST - 1, LAST), starts=False)
@@ -305,37 +313,11 @@ def test_a_rank_that_was_asked_to_stop_waits_until_all_know(trainer, tmp_path, m
     """Or it would leave the others in the middle of an update."""
     monkeypatch.setattr(MODULE, "ranks", 2)
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
+    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, listening())
     run(trainer, [record, save], range(1))
     os.kill(os.getpid(), signal.SIGTERM)
     run(trainer, [record, save], range(1, 3), starts=False)
     assert trainer.saved == []
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_before_the_first_update_a_signal_interrupts_one_process_at_once_and_ranks_together(
-    trainer, tmp_path, ranks, monkeypatch
-):
-    """Planning an epoch takes seconds, and nothing is lost by then."""
-    monkeypatch.setattr(MODULE, "ranks", ranks)
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    with signals.interrupting(), StopFlag() as stop:
-        save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, stop)
-        save.on_train_start(trainer, MODULE)
-        with pytest.raises(Interrupted) if ranks == 1 else contextlib.nullcontext():
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.asked == ("" if ranks == 1 else "SIGTERM")
-        save.on_train_batch_start(trainer, MODULE, update(0), 0)
-        os.kill(os.getpid(), signal.SIGTERM)  # control: from the first update on it only sets the flag
-        assert stop.asked == "SIGTERM"
-
-
-def test_a_signal_while_the_trainer_is_built_ends_it_before_the_first_update(trainer, tmp_path):
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    with StopFlag() as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Interrupted, match="stopped by SIGTERM"):
-            Save(record, tmp_path / "checkpoints", 100, 3, LAST, stop).on_train_start(trainer, MODULE)
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "gap", "not UTF-8", "not JSON"])
@@ -367,6 +349,7 @@ def test_ranks_that_hold_different_weights_save_nothing(trainer, tmp_path, monke
     """One bit of one weight of another rank is enough."""
     module, other = torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)
     module.settle, module.one_wants_to_stop, module.ranks = (lambda: None), False, 2
+    module.saved = lambda: STATE
     monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
     other.load_state_dict(module.state_dict())
     if differ:

@@ -1,5 +1,7 @@
 """The stream of updates: every rank its share, every sentence once, the same wherever it is cut."""
 
+import os
+import signal
 from itertools import islice
 
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiayn.core import signals
+from aiayn.core.signals import Interrupted, StopFlag
 from aiayn.data.encoded import Pairs
 from aiayn.data.update_plan import gather, training_plan
 from aiayn.training import lightning_data
@@ -125,3 +129,42 @@ def test_every_epoch_holds_every_sentence_once():
 def test_each_rank_has_its_own_stream():
     first, second = (held(next(iter(stream(rank=rank, ranks=2)))) for rank in (0, 1))
     assert first != second
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_while_an_epoch_is_planned_a_signal_interrupts_one_process_at_once_and_ranks_together(ranks):
+    planned = []
+
+    def planning():
+        os.kill(os.getpid(), signal.SIGTERM)
+        planned.append(True)
+        yield from range(3)
+
+    with signals.interrupting(), StopFlag() as stop:
+        given = lightning_data.interruptible(planning(), stop, ranks)
+        if ranks == 1:
+            with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+                next(given)
+            assert planned == []
+        else:
+            assert list(given) == [0, 1, 2]
+            assert stop.asked == "SIGTERM"
+
+
+@pytest.mark.usefixtures("signals")
+def test_from_the_first_update_on_a_signal_lets_the_update_end():
+    with signals.interrupting(), StopFlag() as stop:
+        given = lightning_data.interruptible(iter(range(3)), stop, 1)
+        assert next(given) == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert list(given) == [1, 2]
+        assert stop.asked == "SIGTERM"
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_signal_before_the_first_update_is_planned_ends_it_there():
+    with StopFlag() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+            next(lightning_data.interruptible(iter(range(3)), stop, 1))

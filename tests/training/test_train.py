@@ -67,8 +67,8 @@ def test_a_result_has_the_epochs_pace_parameters_and_hashes_of_its_own_run(finis
     model, dataset, folder = trained_model(run)
     shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
     seen = {"source_tokens": 3000, "target_tokens": 50_000, "seconds": 2.5, "device_seconds": {"cpu": 7.5}}
-    record = SimpleNamespace(**seen, device="cpu", add_dev=lambda *measured: None)
-    train.finish(run, tmp_path, model, dataset, record, lambda row: None, lambda sentences: None)
+    record = SimpleNamespace(**seen, device="cpu", add_dev=lambda *measured: None, view=lambda row: None)
+    train.finish(run, tmp_path, model, dataset, record, lambda sentences: None)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["epochs"] == round(50_000 / sum(dataset.pairs("train").target_lengths[:].tolist()), 3)
     assert (result["target_tokens_per_second"], result["train_seconds"]) == (20_000.0, 2.5)

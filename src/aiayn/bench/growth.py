@@ -129,14 +129,15 @@ def measure(run: Config) -> Point:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     before = _peak_mb(gpu)
-    run = vary(run, training={"max_steps": NEVER, "dev_every": NEVER, "checkpoint_every": NEVER})
+    never = {"max_steps": NEVER, "dev_every": NEVER, "checkpoint_every": NEVER}
+    run = vary(run, training=never, hardware={"devices": 1})
     module = LightningTransformer(build(run, run.data.vocab_size), run.training, run.seed)
     pairs, folder = sentences(run), Path(run.output)
     corpus = cast(Dataset, SimpleNamespace(pairs=lambda split: pairs))
     watch = Stopwatch(folder, run.bench.seconds, partial(_others.wait, PATIENCE))
     # The bar of a training would stand between the tables
     with signals.StopFlag() as stop, contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Enough):
-        train.fit(run, folder, module, corpus, watch, 1, stop)
+        train.fit(run, folder, module, corpus, watch, stop)
     rows, lengths = run.fidelity.rows(run.data.vocab_size), flops.weighted_lengths(pairs)
     work = flops.training_flops(run.model, rows, watch.source_tokens, watch.target_tokens, *lengths)
     return Point(

@@ -31,14 +31,14 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
     storage.write_bytes(path, data)
 
 
-def load(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
     """The checkpoint's dictionary, on the CPU. StorageError when it is damaged or holds more than tensors."""
     if not is_intact(path):
         raise storage.StorageError(f"{path} is damaged: its SHA-256 is not the one that was written with it")
     try:
         _refuse_compressed(path)
         with warnings.catch_warnings(action="ignore"):  # torch warns of TorchScript before it refuses it
-            checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
+            checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         _refuse_foreign(checkpoint)
     except Exception as error:
         # torch's own words advise to load it all the same

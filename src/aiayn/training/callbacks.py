@@ -29,8 +29,8 @@ DEVICE_SECONDS = "device_seconds/"
 class Record(pl.Callback):
     """Writes `metrics.jsonl`: each update once, in order. Tensors wait unread for a flush, so that no step waits.
 
-    An update may not be finite until it is settled: so long its row is held back. `devices` computers of the kind
-    `device` are at work in this session; others may have been in the sessions before.
+    A row is written only after its update is known to be finite. `device` names what this session computes on and
+    `devices` how many of them; earlier sessions may have used others.
     """
 
     def __init__(
@@ -159,24 +159,6 @@ class Save(pl.Callback):
         self.record, self.folder, self.every, self.keep, self.last = record, folder, every, keep, last
         self.stop = stop
 
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Takes the signals back from Lightning, whose handler for SIGTERM broadcasts between ranks at any moment.
-
-        Until the first update nothing is lost: planning an epoch, which takes seconds, is interrupted at once.
-        """
-        if module.ranks == 1:
-            self.stop.check()
-            self.stop.restore()
-        else:  # a rank that leaves alone would fail the others
-            self.stop.listen()
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Update, batch_idx: int
-    ) -> None:
-        """From the first update on, a signal lets the update end."""
-        if batch_idx == 0:
-            self.stop.listen()
-
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
     ) -> None:
@@ -192,7 +174,7 @@ class Save(pl.Callback):
         if module.ranks > 1:
             agree(module, step)
         if self.record.writes:
-            trainer.save_checkpoint(checkpoint.path_of(self.folder, step))
+            checkpoint.save(module.saved(), checkpoint.path_of(self.folder, step))
             checkpoint.rotate(self.folder, self.keep, self.every)
         if module.ranks > 1:
             torch.distributed.barrier()  # torchrun ends the rank that writes once another has ended

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from aiayn.core.signals import StopFlag
 from aiayn.data.encoded import Pairs
 from aiayn.data.update_plan import gather, micro_batches, training_plan
 from aiayn.paper.batch import Batch
@@ -49,3 +50,17 @@ def updates(
             source_tokens += int(np.sum(source[part]))
             target_tokens += int(np.sum(target[part]))
         yield Update(number, source_tokens, target_tokens, batches)
+
+
+def interruptible(stream: Iterator[Update], stop: StopFlag, ranks: int) -> Iterator[Update]:
+    """The same updates; until the first is there, a signal interrupts a single process at once.
+
+    Planning an epoch takes seconds, and nothing is lost by then. A rank that left alone would fail the others.
+    """
+    if ranks == 1:
+        stop.check()
+        stop.restore()
+    first = next(stream)
+    stop.listen()  # again: Lightning has put its own handler of SIGTERM in the place of ours
+    yield first
+    yield from stream

@@ -135,14 +135,15 @@ class LightningTransformer(pl.LightningModule):
         """Leaves no update unsettled."""
         self.settle()
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leaves weights, moments and one integer: everything else is a function of the configuration."""
-        for key in ("loops", "callbacks", "lr_schedulers", "epoch", "global_step"):
-            del checkpoint[key]
-        checkpoint["updates_done"] = self.updates_done
+    def saved(self) -> dict[str, Any]:
+        """Weights, moments and the number of updates: all else is a function of the configuration."""
+        adam = self.optimizers()
+        assert isinstance(adam, pl.core.optimizer.LightningOptimizer)
+        states = [adam.optimizer.state_dict()]
+        return {"state_dict": self.state_dict(), "optimizer_states": states, "updates_done": self.updates_done}
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Takes up the run where this checkpoint left it; call before the trainer starts."""
+        """Takes up the run from what `saved` gave; call before the trainer starts."""
         self.load_state_dict(checkpoint["state_dict"])
         self.restored = checkpoint["optimizer_states"]
         self.updates_done = checkpoint["updates_done"]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -37,8 +36,7 @@ from aiayn.paper.fast.process import compute_with
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint, jobs
 from aiayn.training.callbacks import Bar, Dev, Record, Save
-from aiayn.training.checkpoint_io import VerifiedCheckpointIO
-from aiayn.training.lightning_data import updates
+from aiayn.training.lightning_data import interruptible, updates
 from aiayn.training.lightning_model import LightningTransformer, NonFinite
 from aiayn.training.wandb_log import TRANSLATIONS, dev_row, samples, view
 
@@ -57,6 +55,12 @@ CODES = {
     storage.StorageError: jobs.STORAGE,
     ConfigError: jobs.WRONG_CONFIGURATION,
 }
+
+
+class Trainer(pl.Trainer):
+    """Lightning's, which leaves signals to us: `Save` ends a run after an update that all ranks know of."""
+
+    received_sigterm = False
 
 
 def train(run: Config, folder: Path) -> None:
@@ -87,13 +91,13 @@ def train(run: Config, folder: Path) -> None:
         )
         if module.updates_done < run.training.max_steps:
             with StopFlag() as stop:
-                fit(run, folder, module, dataset, record, ranks, stop)
+                fit(run, folder, module, dataset, record, stop)
             stop.check()  # it came during the last update
         if rank == 0:
             say(f"{run.experiment}: decoding the dev set")
             what, sentences = f"{run.experiment}: decoding", len(dataset.pairs("dev"))
             with progress.counted(what, sentences, "sentences") as done:
-                finish(run, folder, module.transformer, dataset, record, show, done)
+                finish(run, folder, module.transformer, dataset, record, done)
 
 
 def fit(
@@ -102,7 +106,6 @@ def fit(
     module: LightningTransformer,
     dataset: Dataset,
     record: Record,
-    ranks: int,
     stop: StopFlag,
 ) -> None:
     """Runs the remaining updates.
@@ -110,7 +113,7 @@ def fit(
     Every rank holds the whole model, and FSDP would only add traffic: with gradient and moments big's 213 M weights
     take 3.5 GB of a GPU's 80.
     """
-    deterministic = run.hardware.deterministic
+    deterministic, ranks = run.hardware.deterministic, run.hardware.devices
     # Else it would write to all memory before it is used
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if run.hardware.compile and run.model.in_table3:
@@ -132,7 +135,7 @@ def fit(
         device = torch.device("cuda", local_rank) if on_gpu else None
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device)
         atexit.register(torch.distributed.destroy_process_group)
-    trainer = pl.Trainer(
+    trainer = Trainer(
         accelerator=run.hardware.accelerator,
         # Lightning trains one device and knows of no other rank: the sum of the gradients and the signals are ours
         devices=[local_rank] if on_gpu else 1,
@@ -141,7 +144,7 @@ def fit(
         max_steps=training.max_steps - start,
         max_epochs=-1,
         # Under SLURM or torchrun Lightning would take their idea of the ranks for ours
-        plugins=[VerifiedCheckpointIO(), LightningEnvironment()],
+        plugins=[LightningEnvironment()],
         callbacks=[
             record,
             Dev(record, measure, training.dev_every, training.max_steps),
@@ -167,7 +170,7 @@ def fit(
         rank=int(os.environ.get("RANK", 0)),
         ranks=ranks,
     )
-    trainer.fit(module, stream)
+    trainer.fit(module, interruptible(stream, stop, ranks))
 
 
 def finish(
@@ -176,7 +179,6 @@ def finish(
     transformer: TranslationModel,
     dataset: Dataset,
     record: Record,
-    show: Callable[[dict[str, Any]], None],
     decoded: Callable[[int], None],
 ) -> None:
     """Decodes the dev set and writes the translations, then the result."""
@@ -185,7 +187,7 @@ def finish(
     record.add_dev(run.training.max_steps, figures["nats"], figures["tokens"])  # unless a signal left no time for it
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in translations))
     sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
-    show({"step": run.training.max_steps, **dev_row(figures), TRANSLATIONS: samples(*sides)})
+    record.view({"step": run.training.max_steps, **dev_row(figures), TRANSLATIONS: samples(*sides)})
     (last,) = checkpoint.newest(folder / "checkpoints")
     result = {
         "schema": 1,
