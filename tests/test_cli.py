@@ -209,7 +209,7 @@ OVERRIDES = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(OVERRIDES, min_size=1, max_size=2))
 @example([f"output={'x' * 300}"])
 @example(["data.name=a\nb"])

@@ -158,4 +158,4 @@ def test_a_sweep_that_forgets_what_is_finished_would_be_caught(monkeypatch):  # 
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=8, stateful_step_count=8, deadline=None)
+TestLedger.settings = settings(max_examples=12, stateful_step_count=8, deadline=None)

@@ -19,16 +19,15 @@ def main(*words: str) -> None:
     material = contents.collect(compose.compose_row(*words))
     lengths, counts = [len(line.split()) for line in material.dev.sources], material.dev.counts
     buckets: list[str] = []
-    bleu_of: dict[str, list[list[float]]] = {}  # of each seed
+    bleu_of: dict[str, dict[int, list[float]]] = {}  # of each row and seed; base stands in both tables
     for seed in sorted({seed for _, seed in counts}):
         own = {(row, its): of_run for (row, its), of_run in counts.items() if its == seed}
         for table in filter(None, (material.table, material.beyond)):
             found = figures.by_length(table, own, lengths)
             buckets = found.buckets
             for row, bleu in found.bleu.items():
-                if row != "base" or table is material.table:
-                    bleu_of.setdefault(row, []).append(bleu)
-    lines = [[row, *map(_cell, zip(*of_seeds, strict=True))] for row, of_seeds in bleu_of.items()]
+                bleu_of.setdefault(row, {})[seed] = bleu
+    lines = [[row, *map(_cell, zip(*of_seeds.values(), strict=True))] for row, of_seeds in bleu_of.items()]
     print(tabulate(lines, ["row", *buckets], tablefmt="github", disable_numparse=True))
 
 
