@@ -135,6 +135,17 @@ def test_under_slurm_the_command_requeues_once_after_the_worker_has_saved_and_fi
     assert set((tmp_path / "folders").read_text().split()) == {str(folders.run_folder(toy_run))}
 
 
+@pytest.mark.parametrize(("sent", "requeued"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 0)])
+def test_under_slurm_the_warning_also_requeues_a_run_that_waits_for_its_gpu(
+    toy_run, scontrol, monkeypatch, sent, requeued
+):
+    monkeypatch.setattr(jobs.devices.Pool, "take", lambda *_: os.kill(os.getpid(), sent))  # None: no GPU is free
+    monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("a worker was started"))
+    with pytest.raises(signals.Interrupted, match=sent.name):
+        jobs.run_here(toy_run)
+    assert (scontrol.read_text().count("requeue 17") if scontrol.exists() else 0) == requeued
+
+
 def test_a_signal_ends_an_import_that_survives_every_exception(tmp_path):
     swallowing = "import os\ntry:\n    os.kill(os.getpid(), 15)\nexcept BaseException:\n    pass\nprint('goes on')\n"
     (tmp_path / "swallowing.py").write_text(swallowing)
