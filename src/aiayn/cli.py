@@ -1,5 +1,6 @@
 """The command line: which command, its manual, and Hydra for the rest. Only a command that needs torch imports it."""
 
+import errno
 import os
 import re
 import sys
@@ -210,6 +211,10 @@ def explained(error: Exception) -> tuple[int, str]:
         return 2, " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None:
         return 5, str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        # Or what is left in the buffer would fail once more when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 5, f"cannot write the output: {error.strerror}"
     raise error
 
 

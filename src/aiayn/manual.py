@@ -47,7 +47,7 @@ EXAMPLES = {
         "": "in the terminal",
         "format=md scale=smoke > table.md": "as Markdown (or csv, latex), another scale",
     },
-    "criteria": {"scale=small seed=0": "of the rows that are trained with that seed, and what they miss"},
+    "criteria": {"scale=small seed=2": "of the rows that are trained with that seed, and what they miss"},
     "report": {"": "runs/tiny-mini/report/report.html, and the figures as SVG and PNG in figures/"},
     "attention": {
         "experiment=base < sentence.txt": "a page in runs/tiny-mini/base/seed1/attention/, and each layer as SVG"

@@ -148,6 +148,8 @@ def test_lines_cross_where_their_powers_do_and_nowhere_if_one_is_always_above() 
     assert layer_types.crossing(lengths, [n**2 for n in lengths], [50 * n for n in lengths]) == pytest.approx(50)
     assert layer_types.crossing(lengths, [n**2 for n in lengths], [500 * n for n in lengths]) is None
     assert layer_types.crossing(lengths, [n**2 for n in lengths], lengths) is None
+    # Dearer at one length in between, and cheaper again at the longest
+    assert layer_types.crossing([16, 32, 64, 128, 256], [1, 1, 1, 9, 1], [2] * 5) is None
 
 
 def test_everything_is_measured_and_self_attention_computes_more_from_2_d_on(

@@ -37,7 +37,7 @@ def test_decoding_is_compiled_for_32_bits_on_a_cpu_only(words):
             "experiment=f_additive decoding.compile=true",
             "decoding.compile=true: only the parts of Table 3 .* use false",
         ),
-        ("model.positions=true", "model.positions=True: must be text"),
+        ("model.positions=true", "model.positions='True': must be one of sinusoids"),
         (
             "experiment=s_rnn_attention fidelity=released_code",
             "fidelity.sinusoids=halves: .* with model.kind=rnn_attention use fidelity=paper",

@@ -267,7 +267,9 @@ def test_an_export_says_what_its_tokenizer_file_is(tokenizer, said, finished, tm
 @pytest.mark.parametrize("part", ["positions=relative", "positions=none", "scores=dot", "residual=none"])
 def test_parts_from_beyond_table_3_are_refused_by_formats_that_have_none(finished, format, part, tmp_path):
     words = [*finished, f"model.{part}", f"output={tmp_path}/runs"]
-    with pytest.raises(schema.ConfigError, match=f"^format={format}: holds the parts of Table 3.*use format=safet"):
+    with pytest.raises(
+        schema.ConfigError, match=f"^format={format}: holds models of Table 3's parts.*use format=safet"
+    ):
         export.main(compose.compose_row(*words, f"format={format}"))
     with pytest.raises(schema.ConfigError, match="nothing is trained"):  # control
         export.main(compose.compose_row(*words, "format=safetensors"))

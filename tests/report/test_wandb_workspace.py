@@ -91,6 +91,12 @@ def wandb(graphql: GraphQL) -> Iterator[Any]:
     wandb.teardown()
 
 
+@pytest.fixture(autouse=True)
+def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus is there, with this hash."""
+    monkeypatch.setattr(wandb_log.prepare, "sha256", lambda run: "0123456789" * 6)
+
+
 def online(run: Config, **others: Any) -> Config:
     return schema.dataclasses.replace(run, wandb=schema.dataclasses.replace(run.wandb, mode="online", **others))
 
@@ -124,11 +130,22 @@ def test_what_is_sent_is_every_panel_that_is_listed(toy_run, wandb, graphql, cap
             assert panel["viewType"] == "Run Comparer"
         assert str(listed) in printed
     (runs,) = section["runSets"]
-    filters = [{"key": {"section": "run", "name": "group"}, "op": "=", "value": "digits-paper", "disabled": False}]
+    filters = [{"key": {"section": "run", "name": "group"}, "op": "=", "value": "digits-paper-01234567", "disabled": False}]
     assert runs["filters"]["filters"] == filters
     assert [level["name"] for level in runs["grouping"]] == ["row_group.value", "experiment.value"]
     assert runs["runFeed"]["columnOrder"][1:] == [f"summary:{column}" for column in wandb_workspace.COLUMNS]
     assert KEY not in printed + json.dumps(graphql.asked)
+
+
+def test_runs_with_another_vocabulary_are_in_another_group_and_without_a_corpus_nothing_is_asked(
+    toy_run, monkeypatch, graphql
+) -> None:
+    hashes = iter(("0123456789" * 6, "9876543210" * 6))
+    monkeypatch.setattr(wandb_log.prepare, "sha256", lambda run: next(hashes, None))
+    assert [wandb_log.group(toy_run) for _ in range(2)] == ["digits-paper-01234567", "digits-paper-98765432"]
+    with pytest.raises(schema.ConfigError, match="holds no corpus for these runs; `aiayn prepare`"):
+        wandb_workspace.main(online(toy_run))
+    assert graphql.asked == []
 
 
 def test_every_metric_of_a_panel_is_one_that_a_run_logs() -> None:
@@ -186,11 +203,12 @@ def test_a_server_that_never_answers_holds_nobody_up(aiayn, tmp_path: Path, grap
     pytest.importorskip("wandb_workspaces")
     graphql.silent = True
     monkeypatch.setenv("WANDB_HTTP_TIMEOUT", "1")
+    aiayn("prepare", "scale=smoke")
     began = time.monotonic()
-    done = aiayn("dashboard", "wandb.mode=online", code=1)
+    done = aiayn("dashboard", "wandb.mode=online", "scale=smoke", code=1)
     assert time.monotonic() - began < 30
     assert len(done.stderr.splitlines()) == 1
     assert "nothing was built" in done.stderr
     assert str(TABLE[0]) in done.stdout
     assert graphql.asked
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "prepared"]

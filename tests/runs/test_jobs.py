@@ -459,6 +459,15 @@ def test_a_rank_of_torchrun_does_not_begin_a_run_that_was_just_finished(toy_run,
         worker_module.as_rank(toy_run)
 
 
+def test_a_rank_of_torchrun_takes_no_folder_that_another_run_has_just_begun(toy_run, monkeypatch):
+    claim, other = jobs.claim, changed(toy_run, "model.d_ff")
+    monkeypatch.setattr(jobs, "claim", lambda run: (hold(run, other), claim(run))[1])
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(train, "main", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(schema.ConfigError, match=r"model\.d_ff="):
+        worker_module.as_rank(toy_run)
+
+
 def test_a_finished_run_starts_no_worker_and_writes_nothing(toy_run, result_of, monkeypatch, capsys, tmp_path):
     storage.write_json(folders.run_folder(toy_run) / "result.json", result_of(toy_run))
     monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("a worker was started"))

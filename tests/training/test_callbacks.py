@@ -378,7 +378,20 @@ def test_ranks_that_hold_different_weights_save_nothing(trainer, tmp_path, monke
         assert len(trainer.saved) == 1
 
 
-@pytest.mark.parametrize("line", ['{"step": 2', "null", '{"loss": 3}', "\0\0\0"])
+TRAINED = {"step": 2, "train/loss": 3.0, "source_tokens": 5, "target_tokens": 7, "seconds": 1.5}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *('{"step": 2', "null", '{"loss": 3}', "\0\0\0", '{"step": Infinity}', "[" * 100_000),
+        *(json.dumps(TRAINED | {key: value}) for key, value in (("seconds", None), ("source_tokens", "5"))),
+        json.dumps({key: value for key, value in TRAINED.items() if key != "seconds"}),
+        json.dumps(TRAINED | {"device_seconds/cpu": "1.5"}),
+        json.dumps(TRAINED | {"step": 10**400}),
+    ],
+    ids=range(11),
+)
 def test_a_damaged_record_is_named_with_its_line_and_not_cut(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     before = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
@@ -386,6 +399,16 @@ def test_a_damaged_record_is_named_with_its_line_and_not_cut(tmp_path, line):
     with pytest.raises(storage.StorageError, match=r"metrics\.jsonl: line 2 is damaged"):
         Record(path, 3, lambda row: None, writes=True)
     assert path.read_text() == before
+
+
+def test_a_whole_record_is_read_and_one_that_cannot_be_read_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{json.dumps(TRAINED | {"step": 1})}\n{json.dumps(TRAINED)}\n{{"step": 2, "dev/ppl": 3.0}}\n')
+    assert Record(path, 2, lambda row: None, writes=True).target_tokens == 14  # control
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(storage.StorageError, match=r"cannot read .*metrics\.jsonl: Is a directory"):
+        Record(path, 2, lambda row: None, writes=True)
 
 
 def test_the_bar_prints_nothing_per_update_into_a_log(trainer, tmp_path, capsys):

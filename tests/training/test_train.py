@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -210,24 +211,37 @@ def test_the_seed_decides_initial_weights_order_of_sentences_and_dropout(toy, tm
     monkeypatch.setattr(LightningTransformer, "training_step", watched_step)
     monkeypatch.setattr(Dropout, "forward", watched_forward)
     found = []
-    for number, seed in enumerate((1, 1, 2)):
+    for number, seed in enumerate((1, 1, 2, 3)):
         seen.clear()
         run = compose.compose_row(*toy, f"seed={seed}", "model.dropout=0.5", f"output={tmp_path}/{number}")
         trained(run, folders.run_folder(run))
         found.append({**seen, "end": final_state(folders.run_folder(run))})
-    one, again, other = found
+    one, again, *others = found
     assert equal(one, again)
     assert len(one["weights"]) > 10
     assert len(one["orders"]) == 6
     assert len(one["masks"]) >= 7  # of one layer on each side
-    for a, b in zip(one["weights"], other["weights"], strict=True):
-        assert not torch.isclose(a, b).any()
-    for a, b in zip(one["orders"], other["orders"], strict=True):
-        assert a != b
-    # However the updates are cut, the first tokens of each side stand in the first micro-batch
-    for a, b in zip(one["masks"][:7], other["masks"][:7], strict=True):
-        rows = min(len(a), len(b))
-        assert 0.2 < float((a[:rows] != b[:rows]).double().mean()) < 0.8
+    for this, other in itertools.combinations((one, *others), 2):
+        for a, b in zip(this["weights"], other["weights"], strict=True):
+            assert not torch.isclose(a, b).any()
+        for a, b in zip(this["orders"], other["orders"], strict=True):
+            assert a != b
+        # However the updates are split, the first tokens of each side stand in the first micro-batch
+        for a, b in zip(this["masks"][:7], other["masks"][:7], strict=True):
+            rows = min(len(a), len(b))
+            assert 0.2 < float((a[:rows] != b[:rows]).double().mean()) < 0.8
+
+
+def test_a_shorter_run_is_the_beginning_of_a_longer_one(toy_run, tmp_path):
+    """Nothing in the recipe knows how long a run is: what scale mini trains is the first fifth of small."""
+    found = {}
+    for updates, seed in ((6, 1), (9, 1), (9, 2)):
+        run = dataclasses.replace(vary(toy_run, training={"max_steps": updates}), seed=seed)
+        folder = trained(run, tmp_path / f"{updates}-{seed}")
+        found[updates, seed] = [row for row in rows(folder) if "train/loss" in row]
+    assert [len(each) for each in found.values()] == [6, 9, 9]
+    assert found[9, 1][:6] == found[6, 1]
+    assert found[9, 2][:6] != found[6, 1]  # control
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,8 @@ def test_whatever_wandb_does_the_weights_are_the_same_and_one_line_says_so(
 def shown_as_the_result(fake: Fake, folder: Path) -> None:
     """Group, job type, tags, configuration, curves, summaries and samples are those of the run's own files."""
     result = json.loads((folder / "result.json").read_text())
-    assert (fake.arguments["group"], fake.arguments["job_type"]) == (f"{result['data']}-{result['scale']}", "train")
+    group = f"{result['data']}-{result['scale']}-{result['sha256']['data'][:8]}"
+    assert (fake.arguments["group"], fake.arguments["job_type"]) == (group, "train")
     assert set(fake.arguments["tags"]) == {"base", result["scale"], result["data"]}
     # What is shown and where may change under a run; all that its figures depend on is the same
     expected = result["config"] | {"wandb": {}, "row_group": "base", "experiment": result["experiment"]}

@@ -216,9 +216,11 @@ def exponent(lengths: Sequence[int], quantities: Sequence[float]) -> float:
 def crossing(lengths: Sequence[int], rising: Sequence[float], other: Sequence[float]) -> float | None:
     """The length from which on the first costs more than the other, by logarithms between two lengths.
 
-    None where it costs more, or less, at all lengths.
+    None where it costs more at all lengths, or no more than the other at the longest.
     """
     gaps = [math.log(one / two) for one, two in zip(rising, other, strict=True)]
+    if gaps[-1] <= 0:
+        return None
     for at in range(len(gaps) - 1, 0, -1):
         if gaps[at - 1] <= 0 < gaps[at]:
             share = gaps[at - 1] / (gaps[at - 1] - gaps[at])

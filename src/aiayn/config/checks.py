@@ -20,7 +20,8 @@ def checked(config: Config) -> Config:
     _parts_suit(config.model)
     if config.model.d_model % 2:
         raise ConfigError(
-            f"model.d_model={config.model.d_model}: must be even (sinusoids come in pairs); change it or scale.width"
+            f"model.d_model={config.model.d_model}: must be even (sinusoids come in pairs, an LSTM's encoder has two"
+            " directions); change it or scale.width"
         )
     fidelity = config.fidelity
     ways = {"sinusoids": "alternating", "target_space": False, "zero_start": False}

@@ -41,13 +41,13 @@ def convert(composed: DictConfig) -> Config:
     """
     own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     plain = cast(dict[str, Any], OmegaConf.to_container(own))
-    typed, given = _typed(plain), dict(_flat(plain))
+    # In range before scaling too, which makes at least 1 of everything
+    typed, given = in_range(_typed(plain)), dict(_flat(plain))
     for key, value, _ in leaves(typed):
         # Hydra reads 2024_11_23 as 20241123
         if isinstance(value, str) and isinstance(given.get(key), bool | int | float):
             raise ConfigError(f"{key}={given[key]}: must be text; quote what looks like a number: {key}=\"'...'\"")
-    # In range before scaling too, which makes at least 1 of everything
-    return checked(scaled(in_range(typed)))
+    return checked(scaled(typed))
 
 
 def read(path: Path) -> Config:

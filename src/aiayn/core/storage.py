@@ -152,11 +152,12 @@ def disk_of(folder: Path) -> int:
 def read_lines(path: Path) -> list[str]:
     """The lines of a file written by `append_lines`, without a torn last one; none when the file is missing.
 
-    Raises StorageError for a line that is not UTF-8.
+    Raises StorageError for a line that is not UTF-8, and for what cannot be read.
     """
     if not path.exists():
         return []
-    *whole, _torn = path.read_bytes().split(b"\n")
+    with _storage_errors(f"read {path}"):
+        *whole, _torn = path.read_bytes().split(b"\n")
     try:
         return [line.decode() for line in whole]
     except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
 from aiayn.data.sentencepiece_bpe import BOS, EOS, PAD, UNK
@@ -247,8 +248,8 @@ def main(config: Config) -> None:
         raise ConfigError(f"model.kind={config.model.kind}: only Transformers are exported, such as experiment=base")
     if config.format != "safetensors" and not config.model.in_table3:
         raise ConfigError(
-            f"format={config.format}: holds the parts of Table 3, not those of experiment={config.experiment};"
-            " use format=safetensors"
+            f"format={config.format}: holds models of Table 3's parts, which those of"
+            f" {folders.label(config)} are not; use format=safetensors"
         )
     fidelity = config.fidelity
     if fidelity.sinusoids != "alternating" or fidelity.target_space or fidelity.zero_start or fidelity.embedding_rows:

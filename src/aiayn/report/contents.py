@@ -47,7 +47,7 @@ class Material:
     learned: Mapping[str, Any]  # positional vectors of row E, by side
     findings: Sequence[paper_claims.Finding]
     ladder: Ladder
-    beyond: Table | None  # base and the rows beyond Table 3, if one of these is begun
+    beyond: Table | None  # the rows beyond Table 3 and those compared with them, if one is begun
     beyond_findings: Sequence[paper_claims.Finding]
     layers: Mapping[str, Sequence[tuple[int, float]]]  # (length, seconds a token) of each type; empty if unmeasured
 

@@ -259,7 +259,12 @@ def _p_values(claim: Claim, found: Rise) -> tuple[float, float]:
 
 
 def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float | None:
-    """The rise in the paper's own figures, or in those that others published; None where one is missing."""
+    """The rise in the paper's own figures, or in those that others published.
+
+    None where one is missing, or where they stand in different papers: those were made under different conditions.
+    """
+    if len({lines[row].source.partition(",")[0] for row in claim.rows}) > 1:
+        return None
     effect = 0.0
     for row, weight in claim.weights(lines).items():
         found = lines[row].published(claim.metric)

@@ -72,6 +72,11 @@ class Line:
         return theirs.ppl if metric == "PPL" else theirs.bleu
 
     @property
+    def source(self) -> str:
+        """Where what `published` gives stands, and under which conditions it was made: `Author year, conditions`."""
+        return self.config.published.where or "Vaswani et al. 2017, newstest2013 en-de, Table 3"
+
+    @property
     def finished(self) -> list[dict[str, Any]]:
         """The results that count, one for each finished seed."""
         return [run.result for run in self.runs if run.result is not None]

@@ -200,13 +200,22 @@ def _rows_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
     rows = []
     for number, line in enumerate(storage.read_lines(path), 1):
         try:
-            row = json.loads(line)
-            rows.append((line, {**row, "step": int(row["step"])}))
-        except (ValueError, TypeError, KeyError) as error:
+            rows.append((line, _row(line)))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise storage.StorageError(
                 f"{path}: line {number} is damaged; restore the file, or delete its folder to start this run anew"
             ) from error
     return rows
+
+
+def _row(line: str) -> dict[str, Any]:
+    """A line as `flush` writes it: whatever is summed over rows is a finite number."""
+    row = json.loads(line)
+    summed = ("seconds", "source_tokens", "target_tokens") if "train/loss" in row else ()
+    for key in ("step", *summed, *(key for key in row if key.startswith(DEVICE_SECONDS))):
+        if not math.isfinite(row[key]):
+            raise ValueError(key)
+    return {**row, "step": int(row["step"])}
 
 
 class Bar(pl.Callback):

@@ -119,7 +119,7 @@ def fit(
     if run.hardware.compile and run.model.in_table3:
         from torch._inductor import config as compiler  # takes seconds
 
-        # Else each process would choose its kernels by how fast they are at that moment
+        # Else each process would choose its kernels by how fast they are at that moment; no public name sets it
         compiler.deterministic = deterministic
         sizes = (run.training.tokens_per_update, run.hardware.tokens_per_micro_batch)
         assert isinstance(module.transformer, Transformer)

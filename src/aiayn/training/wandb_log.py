@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from aiayn.config import folders
-from aiayn.config.schema import Config
+from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
+from aiayn.data import prepare
 from aiayn.runs import jobs
 from aiayn.runs.records import row_group
 
@@ -38,8 +39,16 @@ def dev_row(figures: dict[str, Any]) -> dict[str, float]:
 
 
 def group(run: Config) -> str:
-    """The W&B group of all runs of one table."""
-    return f"{folders.setting(run)}-{run.scale.name}"
+    """The W&B group of all runs of one table: those on the text and with the vocabulary that are prepared here.
+
+    Raises ConfigError where none are.
+    """
+    sha256 = prepare.sha256(run)
+    if sha256 is None:
+        raise ConfigError(
+            f"prepared={run.prepared}: holds no corpus for these runs; `aiayn prepare` with the same words"
+        )
+    return f"{folders.setting(run)}-{run.scale.name}-{sha256[:8]}"
 
 
 def samples(*sides: list[str]) -> list[list[str]]:

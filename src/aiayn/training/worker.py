@@ -38,6 +38,7 @@ def as_rank(run: Config) -> int:
     if os.environ["RANK"] != "0":
         return train.main(folder, run)
     with jobs.claim(run):
+        jobs.check_folder(run)  # until it was claimed another command may have begun another run there
         if jobs.is_finished(run):  # the other ranks do not know, and would wait for this one
             raise storage.InUse(f"{folder}: another command has just finished it; nothing is left to do")
         storage.remove(folder / "failure.json")

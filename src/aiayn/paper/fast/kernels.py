@@ -75,7 +75,7 @@ def library() -> ctypes.CDLL:
 
 
 class LayerKernel:
-    """One layer's weights as they are now, laid out for the functions of the source."""
+    """One layer's weights as they are now, in the order in memory that the functions of the source read."""
 
     def __init__(
         self, products: Sequence[nn.Linear], norms: Sequence[nn.LayerNorm], num_heads: int, d_k: int, d_v: int

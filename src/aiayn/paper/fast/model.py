@@ -91,7 +91,7 @@ class CompiledHidden:
         # Outside the graph, which then sees tables that are long enough
         self.transformer.source_positions.extend(source.bound)
         self.transformer.target_positions.extend(target.bound)
-        # The one size that differs from batch to batch
+        # The one size that differs from batch to batch; torch.compiler has no public way to say so for one dimension
         for packing in (source, target):
             torch._dynamo.mark_dynamic(packing.borders, 0)
         source_ids, target_ids = source.fill(batch.source), target.fill(batch.target_input)
