@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 FILES = ("config.yaml", "data.sha256", "translations.txt", "result.json")
-PER_HUNDREDTH = 4  # lines for each hundredth of the updates, at least
+PER_HUNDREDTH = 2  # lines for each hundredth of the updates, at least
 AVERAGED = ("train/loss", "train/nats", "train/gradient_norm")
 SUMMED = ("source_tokens", "target_tokens")
 

@@ -1,6 +1,6 @@
 """Prints BLEU by the length of the source in Markdown, the points of `aiayn report`'s figures, from finished runs.
 
-    python experiments/results/lengths_table.py scale.name=lengths scale.max_words=15 ...
+    python experiments/results/lengths_table.py scale=lengths
 
 The words are those of `aiayn report`; what `aiayn prepare` makes with them has to be there.
 """

@@ -212,8 +212,7 @@ def explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError) and error.filename is not None:
         return 5, str(error)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        # Or what is left in the buffer would fail once more when the interpreter ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout = None  # what it still holds would fail once more when the interpreter ends
         return 5, f"cannot write the output: {error.strerror}"
     raise error
 

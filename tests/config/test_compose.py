@@ -14,7 +14,7 @@ from aiayn.config import compose, folders, schema
 from aiayn.config.compose import compose_row
 from aiayn.config.schema import ConfigError
 
-SCALES = ("paper", "small", "mini", "smoke")
+SCALES = ("paper", "small", "mini", "lengths", "smoke")
 
 
 def test_the_base_row_has_the_papers_values():
@@ -83,22 +83,16 @@ def test_each_row_differs_from_base_in_the_papers_cells_and_in_nothing_else():
 FACTORS = {
     "paper": {"width": "1", "layers": "1", "steps": "1", "warmup": "1", "batch": "1", "learning_rate": "1"},
     "small": {
-        "width": "1/4",
-        "layers": "1/2",
-        "steps": "0.11",
-        "warmup": "0.15",
-        "batch": "0.016",
-        "learning_rate": "1/2",
+        **{"width": "1/4", "layers": "1/2", "steps": "0.11", "warmup": "0.15", "batch": "0.016"},
+        **{"learning_rate": "1/2"},
     },
     "mini": {
-        **{
-            "width": "1/4",
-            "layers": "1/2",
-            "steps": "0.016",
-            "warmup": "0.125",
-            "batch": "0.01536",
-            "learning_rate": "1/2",
-        }
+        **{"width": "1/4", "layers": "1/2", "steps": "0.0224", "warmup": "0.15", "batch": "0.016"},
+        **{"learning_rate": "1/2"},
+    },
+    "lengths": {
+        **{"width": "1/4", "layers": "1/2", "steps": "0.016", "warmup": "0.125", "batch": "0.01536"},
+        **{"learning_rate": "1/2"},
     },
     "smoke": {
         **{"width": "1/16", "layers": "1/2", "steps": "1/25000", "warmup": "1/1000", "batch": "0.011"},
@@ -108,7 +102,8 @@ FACTORS = {
 BASE = {  # N, d_model, d_ff, d_k, updates, warm-up, tokens an update, updates between checkpoints, factor of Eq. 3
     "paper": (6, 512, 2048, 64, 100_000, 4_000, 25_000, 5_000, 1.0),
     "small": (3, 128, 512, 16, 11_000, 600, 400, 550, 0.5),
-    "mini": (3, 128, 512, 16, 1_600, 500, 384, 80, 0.5),
+    "mini": (3, 128, 512, 16, 2_240, 600, 400, 112, 0.5),
+    "lengths": (3, 128, 512, 16, 1_600, 500, 384, 80, 0.5),
     "smoke": (3, 32, 128, 4, 4, 4, 275, 1, 1.0),
 }
 SCALED_BY = {

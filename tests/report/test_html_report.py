@@ -209,7 +209,7 @@ def test_rows_beyond_table_3_have_a_table_of_their_own_beside_base(report: Path)
     text = report.read_text("utf-8")
     first, _, second = text.partition('id="beyond"')
     table = second.partition("</table>")[0]
-    assert "3 of 9 rows finished" in table
+    assert "4 of 10 rows finished" in table
     for row in ("base", "f_no_positions", "s_rnn", "Shaw"):
         assert row in table
     assert "7.75" in table

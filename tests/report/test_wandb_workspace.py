@@ -130,7 +130,9 @@ def test_what_is_sent_is_every_panel_that_is_listed(toy_run, wandb, graphql, cap
             assert panel["viewType"] == "Run Comparer"
         assert str(listed) in printed
     (runs,) = section["runSets"]
-    filters = [{"key": {"section": "run", "name": "group"}, "op": "=", "value": "digits-paper-01234567", "disabled": False}]
+    filters = [
+        {"key": {"section": "run", "name": "group"}, "op": "=", "value": "digits-paper-01234567", "disabled": False}
+    ]
     assert runs["filters"]["filters"] == filters
     assert [level["name"] for level in runs["grouping"]] == ["row_group.value", "experiment.value"]
     assert runs["runFeed"]["columnOrder"][1:] == [f"summary:{column}" for column in wandb_workspace.COLUMNS]

@@ -141,7 +141,7 @@ def test_kept_metrics_give_the_figures_of_the_whole_ones(run, capsys):
         return capsys.readouterr().out
 
     kept = thinned(whole)
-    assert len(kept) == 400 + 2
+    assert len(kept) == 200 + 2
     assert sum(json.loads(line).get("target_tokens", 0) for line in kept) == 5 * 1600
     assert printed(kept) == printed(whole)
     control = [
