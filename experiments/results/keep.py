@@ -11,27 +11,28 @@ import sys
 from pathlib import Path
 
 FILES = ("config.yaml", "data.sha256", "translations.txt", "result.json")
-PER_HUNDREDTH = 2  # lines for each hundredth of the updates, at least
+PER_HUNDREDTH = 2  # lines for each hundredth of the updates
 AVERAGED = ("train/loss", "train/nats", "train/gradient_norm")
 SUMMED = ("source_tokens", "target_tokens")
 
 
 def thinned(lines: list[str]) -> list[str]:
-    """One line for n updates, the last, with their mean losses and all their tokens; each measurement on the dev set.
+    """One line for a group of updates, its last, with their mean losses and all their tokens; each dev measurement.
 
-    n divides a hundredth of the updates: `aiayn criteria` takes means over hundredths, and they stay what they were.
+    No group passes the border of a hundredth of the updates: `aiayn criteria` takes means over hundredths.
     """
     rows = [json.loads(line) for line in lines]
-    hundredth = sum("train/loss" in row for row in rows) // 100
-    divisors = (n for n in range(1, hundredth // PER_HUNDREDTH + 1) if hundredth % n == 0)
-    every, kept, group = max(divisors, default=1), [], []
+    updates, groups = sum("train/loss" in row for row in rows), 100 * PER_HUNDREDTH
+    borders = {round(number * updates / groups) for number in range(1, groups + 1)}
+    kept, group, done = [], [], 0
     for line, row in zip(lines, rows, strict=True):
         if "train/loss" not in row:
             kept.append(line)
             continue
         group.append(row)
-        if len(group) == every:
-            means = {key: float(f"{sum(row[key] for row in group) / every:.6g}") for key in AVERAGED}
+        done += 1
+        if done in borders:
+            means = {key: float(f"{sum(row[key] for row in group) / len(group):.6g}") for key in AVERAGED}
             sums = {key: sum(row[key] for row in group) for key in SUMMED}
             kept.append(json.dumps(row | means | sums) + "\n")
             group = []
