@@ -304,13 +304,6 @@ MUTANTS = (
         "queries.unsqueeze(-2) + keys.unsqueeze(-3)",
         "tests/alternatives/test_scores.py::test_additive_scores_have_a_vector_of_their_own_for_each_head",
     ),
-    Mutant(
-        "a stored configuration of before forgets its learned positions",
-        "src/aiayn/config/compose.py",
-        '"learned" if learned else "sinusoids"',
-        '"sinusoids"',
-        "tests/config/test_compose.py::test_a_config_file_of_before_means_what_it_meant",
-    ),
 )
 
 

@@ -131,7 +131,7 @@ def test_kept_metrics_give_the_figures_of_the_whole_ones(run, capsys):
     run = dataclasses.replace(run, scale=dataclasses.replace(run.scale, steps=0.016))  # 1600 updates, 16 a hundredth
     metrics = finished(run, "base") / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    others = {"train/loss": 2.0, "train/gradient_norm": 1.0, "source_tokens": 3, "target_tokens": 5}
+    others = {"train/loss": 2.0, "train/gradient_norm": 1.0, "source_tokens": 3, "target_tokens": 5, "seconds": 9.0}
     whole = [json.dumps(row | (others if "train/nats" in row else {})) + "\n" for row in rows]
     thinned = runpy.run_path("experiments/results/keep.py")["thinned"]
 

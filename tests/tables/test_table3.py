@@ -101,40 +101,6 @@ def test_a_run_of_other_values_than_the_row_has_now_is_stale_and_not_counted(swe
     assert f"{key} was {value}, is " in line.notes[0][2]
 
 
-def test_a_run_from_before_a_key_counts_where_the_key_has_the_value_that_it_meant(sweep: Path) -> None:
-    old = result()
-    del old["config"]["scale"]["max_train_words"]
-    storage.write_json(sweep / "a_h1" / "seed1" / "result.json", old)
-    assert table(RUN, read_runs(sweep)).lines[1].status == "finished"
-    now = dataclasses.replace(RUN, scale=dataclasses.replace(RUN.scale, max_train_words=3))
-    line = table(now, read_runs(sweep)).lines[1]
-    assert line.status == "stale"  # control
-    assert "scale.max_train_words was 0, is 3" in line.notes[0][2]
-
-
-def as_before(found: dict[str, Any], learned: bool = False) -> dict[str, Any]:
-    """The result as it was written before a model had parts to choose among."""
-    model = {key: found["config"]["model"][key] for key in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v")}
-    model |= {"dropout": found["config"]["model"]["dropout"], "learned_positions": learned}
-    config = {key: value for key, value in found["config"].items() if key != "published"}
-    return {**found, "config": {**config, "model": model}}
-
-
-@pytest.mark.parametrize("row", compose.ROWS)
-def test_a_result_of_before_counts_as_what_it_was(sweep: Path, row: str) -> None:
-    learned, trained = row == "e_learned_positions", dataclasses.replace(compose.row(row, RUN), seed=1)
-    put(sweep, row, 1, as_before(result(row), learned))
-    (run,) = read_runs(sweep)
-    assert records.changed(schema.meaning(trained), run.result) == []
-    line = next(line for line in table(RUN, [run]).lines if line.name == row)
-    assert (line.status, len(line.finished)) == ("finished", 1)
-    put(sweep, row, 1, as_before(result(row), not learned))  # control
-    (run,) = read_runs(sweep)
-    assert [key for key, _, _ in records.changed(schema.meaning(trained), run.result)] == ["model.positions"]
-    line = next(line for line in table(RUN, [run]).lines if line.name == row)
-    assert (line.status, line.finished) == ("stale", [])
-
-
 def test_a_half_done_run_is_measured_against_the_steps_of_its_scale(sweep: Path) -> None:
     storage.append_lines(sweep / "big" / "seed1" / "metrics.jsonl", ['{"step": 1234}'])
     made = table(RUN, read_runs(sweep))

@@ -64,21 +64,10 @@ def read(path: Path) -> Config:
         # Written resolved; what is read here must not look into this process's environment
         if any("${" in str(value) for _, value in _flat(plain)):
             raise ConfigError("it holds an interpolation")
-        return checked(_typed(as_now(plain)))
+        return checked(_typed(plain))
     except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         cause = " ".join(str(error).split())[:300]
         raise ConfigError(f"{path} is damaged: {cause}; delete that folder, or put the file back") from error
-
-
-def as_now(stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration with the keys of today: one that it lacks has the value that was the only one then."""
-    parts = {"kind": "transformer", "scores": "scaled", "residual": "connections"}
-    earlier = {"model": parts, "scale": {"max_train_words": 0}, "bench": _read_folder("conf")["config"]["bench"]}
-    sections = {key: {**then, **stored[key]} for key, then in earlier.items() if isinstance(stored.get(key), dict)}
-    if "learned_positions" in sections.get("model", {}):
-        learned = sections["model"].pop("learned_positions")
-        sections["model"]["positions"] = "learned" if learned else "sinusoids"
-    return {**stored, **sections}
 
 
 def to_yaml(config: Config) -> str:

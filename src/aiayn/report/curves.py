@@ -1,6 +1,5 @@
-"""The learning curves of a run, read back from `metrics.jsonl`, whatever lies there."""
+"""The learning curves of a run, read back from `metrics.jsonl`."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiayn.core import storage
-from aiayn.runs.records import METRICS
+from aiayn.runs.records import METRICS, read_metrics
 
 Numbers = npt.NDArray[np.float64]
 
@@ -28,25 +27,16 @@ class Curve:
 
 
 def read(folder: Path) -> dict[str, Curve]:
-    """The curves of the run in `folder`, by quantity; lines that are damaged are passed over."""
-    rows = []
+    """The curves of the run in `folder`, by quantity; none where its metrics are damaged."""
     try:
-        lines = storage.read_lines(folder / METRICS)
-    except (OSError, storage.StorageError):
+        rows = read_metrics(folder / METRICS)
+    except storage.StorageError:
         return {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and _is_number(row.get("step")):
-            rows.append(row)
-    updates = [row for row in rows if all(_is_number(row.get(key)) for key in ("target_tokens", "seconds"))]
-    updates.sort(key=lambda row: float(row["step"]))
+    updates = [row for row in rows if "train/loss" in row]
     steps, tokens, seconds = (_column(updates, key) for key in ("step", "target_tokens", "seconds"))
     curves = {}
     for quantity in QUANTITIES:
-        own = [row for row in rows if _is_number(row.get(quantity))]
+        own = [row for row in rows if quantity in row]
         if not own or not updates:
             continue
         at = _column(own, "step")
@@ -58,10 +48,6 @@ def read(folder: Path) -> dict[str, Curve]:
         }
         curves[quantity] = _thinned(Curve(axes, _column(own, quantity)))
     return curves
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
 
 
 def _column(rows: Sequence[Mapping[str, float]], key: str) -> Numbers:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import MEANING, PATHS, Config, Paper, Scale
+from aiayn.core import storage
 
 SCHEMA = 1
 RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"
@@ -94,8 +95,6 @@ def read_result(path: Path) -> dict[str, Any]:
     result = _read_json(path)
     if result.get("schema") != SCHEMA or result.get("status") != "finished":
         raise ValueError(f"{path.name}: not a finished result of schema {SCHEMA}")
-    if isinstance(result.get("config"), dict):
-        result["config"] = compose.as_now(result["config"])
     shared = (str | int, [place_in_result(key) for key in SHARED])
     for kind, keys in ((dict, _TABLES), (str, _TEXTS), (int, _COUNTS), (int | float, _NUMBERS), shared):
         for key in keys:
@@ -212,6 +211,27 @@ def last_step(folder: Path) -> int:
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return 0  # Damaged curves are for train to refuse; here they only say how far a run came.
     return step if isinstance(step, int) else 0
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a `metrics.jsonl`, none where it is missing. StorageError names the first line that is damaged.
+
+    A row is of finite numbers; that of an update, which has a training loss, says how many tokens and seconds it took.
+    """
+    rows = []
+    for number, line in enumerate(storage.read_lines(path), 1):
+        try:
+            row = json.loads(line)
+            counts = ("seconds", "source_tokens", "target_tokens") if "train/loss" in row else ()
+            whole = isinstance(row["step"], int) and all(key in row for key in counts)
+            if not whole or not all(type(value) in (int, float) and abs(value) < _LARGEST for value in row.values()):
+                raise ValueError(line)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise storage.StorageError(
+                f"{path}: line {number} is damaged; restore the file, or delete its folder to start this run anew"
+            ) from error
+        rows.append(row)
+    return rows
 
 
 def place_in_result(key: str) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -165,8 +164,7 @@ def judged(table: Table, folder: Path) -> Table:
 
 
 def _points(metrics: Path, quantity: str) -> Points:
-    rows = [json.loads(line) for line in storage.read_lines(metrics)]
-    return [(int(row["step"]), float(row[quantity])) for row in rows if quantity in row]
+    return [(row["step"], row[quantity]) for row in records.read_metrics(metrics) if quantity in row]
 
 
 def _mean(points: Points, updates: int, start: float, end: float) -> float:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from aiayn.core import progress, storage
 from aiayn.core.signals import Interrupted, StopFlag
 from aiayn.evaluation.metrics import perplexity
-from aiayn.runs import checkpoint
+from aiayn.runs import checkpoint, records
 from aiayn.training.lightning_data import Update
 from aiayn.training.lightning_model import LightningTransformer, NonFinite
 
@@ -44,8 +44,7 @@ class Record(pl.Callback):
         devices: int,
     ) -> None:
         self.path, self.view, self.writes, self.device, self.devices = path, view, writes, device, devices
-        kept = [(line, row) for line, row in _rows_of(path) if row["step"] <= start]
-        rows = [row for _, row in kept]
+        rows = [row for row in records.read_metrics(path) if row["step"] <= start]
         recorded = {row["step"] for row in rows if "train/loss" in row}
         if absent := next((step for step in range(1, start + 1) if step not in recorded), None):
             raise storage.StorageError(
@@ -53,7 +52,7 @@ class Record(pl.Callback):
                 " restore the file, or delete its folder to start this run anew"
             )
         if writes:
-            storage.write_text(path, "".join(line + "\n" for line, _ in kept))
+            storage.write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
         self.start = start
         self.measured = {row["step"] for row in rows if "dev/ppl" in row}
         self.seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
@@ -194,28 +193,6 @@ def agree(module: torch.nn.Module, step: int) -> None:
     if len(set(digests)) > 1:
         ranks = ", ".join(f"rank {rank} {found[:12]}" for rank, found in enumerate(digests))
         raise RuntimeError(f"after update {step} the ranks hold different weights ({ranks}): nothing is saved")
-
-
-def _rows_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    rows = []
-    for number, line in enumerate(storage.read_lines(path), 1):
-        try:
-            rows.append((line, _row(line)))
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise storage.StorageError(
-                f"{path}: line {number} is damaged; restore the file, or delete its folder to start this run anew"
-            ) from error
-    return rows
-
-
-def _row(line: str) -> dict[str, Any]:
-    """A line as `flush` writes it: whatever is summed over rows is a finite number."""
-    row = json.loads(line)
-    summed = ("seconds", "source_tokens", "target_tokens") if "train/loss" in row else ()
-    for key in ("step", *summed, *(key for key in row if key.startswith(DEVICE_SECONDS))):
-        if not math.isfinite(row[key]):
-            raise ValueError(key)
-    return {**row, "step": int(row["step"])}
 
 
 class Bar(pl.Callback):
