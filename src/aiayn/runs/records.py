@@ -1,4 +1,4 @@
-"""The outcome of every run: its record in the run's folder, read so that damage never becomes a traceback."""
+"""The outcome of every run, and its metrics: read from the run's folder so that damage never becomes a traceback."""
 
 import dataclasses
 import json
