@@ -61,8 +61,9 @@ TABLE_3 = {
     "d_smoothing02": ({"label_smoothing": 0.2}, 5.47, 25.7, None),
     "e_learned_positions": ({"positions": "learned"}, 4.92, 25.7, None),
     "big": (
-        # The checkpoints are section 6.1's, for Table 2
-        {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3, "max_steps": 300_000, "keep_checkpoints": 20},
+        # The checkpoints are section 6.1's, for Table 2; dev is measured as often as in other rows
+        {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3}
+        | {"max_steps": 300_000, "dev_every": 45_000, "keep_checkpoints": 20},
         *(4.33, 26.4, 213),
     ),
 }

@@ -58,9 +58,9 @@ def put(folder: Path, run: Config, ppl: float, dataset: Dataset, lines: list[str
     }  # fmt: skip
     storage.write_json(folder / "result.json", result)
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in lines))
-    rows = [{"step": s, "train/loss": 9 / s, "train/learning_rate": s / 1e4, "target_tokens": 7, "seconds": s / 3}
-            for s in range(1, 18)]  # fmt: skip
-    storage.write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    counts = {"source_tokens": 5, "target_tokens": 7}
+    rows = [{"step": s, "train/loss": 9 / s, "train/learning_rate": s / 1e4, "seconds": s / 3} for s in range(1, 18)]
+    storage.write_text(folder / "metrics.jsonl", "".join(json.dumps(row | counts) + "\n" for row in rows))
     storage.append_lines(folder / "metrics.jsonl", [json.dumps({"step": 17, "dev/ppl": ppl})])
 
 
