@@ -51,6 +51,11 @@ def test_a_run_with_a_damaged_line_has_no_curves(tmp_path: Path, line: str) -> N
     assert curves.read(tmp_path) == {}
 
 
+def test_a_value_that_no_axis_can_hold_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, 5, '{"step": 4, "dev/ppl": 1e300}', '{"step": 5, "dev/ppl": 31.5}')
+    assert curves.read(tmp_path)["dev/ppl"].values.tolist() == [31.5]
+
+
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(content=st.binary(max_size=200))
 def test_no_bytes_raise(tmp_path: Path, content: bytes) -> None:

@@ -16,6 +16,7 @@ Numbers = npt.NDArray[np.float64]
 AXES = ("steps", "tokens", "minutes")
 QUANTITIES = ("train/loss", "dev/ppl", "train/learning_rate")
 POINTS = 160
+LARGEST = 1e100  # of what is drawn: a perplexity has no bound, the arithmetic of axes has
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def read(folder: Path) -> dict[str, Curve]:
     steps, tokens, seconds = (_column(updates, key) for key in ("step", "target_tokens", "seconds"))
     curves = {}
     for quantity in QUANTITIES:
-        own = [row for row in rows if quantity in row]
+        own = [row for row in rows if abs(row.get(quantity, math.inf)) < LARGEST]
         if not own or not updates:
             continue
         at = _column(own, "step")

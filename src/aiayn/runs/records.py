@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -216,7 +217,7 @@ def last_step(folder: Path) -> int:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a `metrics.jsonl`, none where it is missing. StorageError names the first line that is damaged.
 
-    A row is of finite numbers; that of an update, which has a training loss, says how many tokens and seconds it took.
+    Every value is a finite number. The row of an update, which has a training loss, also has tokens and seconds.
     """
     rows = []
     for number, line in enumerate(storage.read_lines(path), 1):
@@ -224,9 +225,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             counts = ("seconds", "source_tokens", "target_tokens") if "train/loss" in row else ()
             whole = isinstance(row["step"], int) and all(key in row for key in counts)
-            if not whole or not all(type(value) in (int, float) and abs(value) < _LARGEST for value in row.values()):
+            if not whole or not all(type(value) in (int, float) and math.isfinite(value) for value in row.values()):
                 raise ValueError(line)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise storage.StorageError(
                 f"{path}: line {number} is damaged; restore the file, or delete its folder to start this run anew"
             ) from error

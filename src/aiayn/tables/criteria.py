@@ -24,7 +24,7 @@ Points = Sequence[tuple[int, float]]
 Behaviour = Mapping[str, float]
 """How one run trained, by the columns of CRITERIA, and its `minutes`; nan where it was too short to be measured."""
 
-_DAMAGED = (OSError, storage.StorageError, ValueError, TypeError, KeyError, ArithmeticError)
+_DAMAGED = (storage.StorageError, ValueError, TypeError, KeyError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ CRITERIA = (
 
 
 def behaviour(run: Run, line: Line, metrics: Path) -> Behaviour:
-    """How a finished run of a row trained. ValueError for metrics that are damaged."""
+    """How a finished run of a row trained. StorageError for metrics that are damaged."""
     result = run.result
     assert result is not None
     updates = result["steps"]
