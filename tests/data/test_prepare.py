@@ -187,6 +187,26 @@ def test_other_text_under_the_same_name_is_refused_with_the_remedy(run, tmp_path
     assert state(tmp_path) == before
 
 
+def test_edited_text_is_refused_before_a_finished_run_is_taken_for_its_own(run, tmp_path):
+    text = tmp_path / "test.text"
+    text.write_bytes(Path(run.data.test_source).read_bytes())
+    run = with_files(run, test_source=str(text))
+    prepare.prepare(run, lambda message: None)
+    prepare.check(run)
+    text.write_text(text.read_text().replace("1", "2"))
+    with pytest.raises(parallel_text.DataError, match=r"was prepared from something else \(test.source was"):
+        prepare.check(run)
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"settings": '])
+def test_a_damaged_manifest_is_left_to_the_preparation_that_needs_it(run, manifest):
+    folder = folders.prepared_folder(run)
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(manifest)
+    prepare.check(run)
+    assert prepare.sha256(run) is None
+
+
 def test_two_commands_at_once_prepare_once(digits, tmp_path):
     command = [sys.executable, "-m", "aiayn", "prepare", *digits, f"prepared={tmp_path}/prepared"]
     both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -142,13 +142,17 @@ class _Stages:
 
 def _prepared_before(folder: Path, settings: dict[str, Any]) -> Dataset:
     dataset = Dataset.open(folder)
-    before = dataset.manifest["settings"]
+    refuse_changed(folder, dataset.manifest["settings"], settings)
+    return dataset
+
+
+def refuse_changed(folder: Path, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """DataError naming each of `settings` that was another when the corpus in `folder` was prepared."""
     changed = [f"{key} was {before.get(key)}, is {new}" for key, new in settings.items() if before.get(key) != new]
     if changed:
         difference = "; ".join(changed)
         other = f"give another data.name, or {remedy(folder)}"
         raise DataError(f"{folder} was prepared from something else ({difference}): {other}")
-    return dataset
 
 
 def read(split: Split, parts: Sequence[Files], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:

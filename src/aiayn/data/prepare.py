@@ -4,22 +4,27 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aiayn.config.folders import prepared_folder
 from aiayn.config.schema import Config, ConfigError, Data, Scale
 from aiayn.core import progress
 from aiayn.data import wmt14
 from aiayn.data.encoded import SPLITS, Dataset
-from aiayn.data.encoding import Origin, encode_corpus
+from aiayn.data.encoding import Origin, encode_corpus, refuse_changed
 from aiayn.data.parallel_text import EMBEDDED, Files, Selection, Text, fingerprints
 
 
 def check(config: Config) -> None:
-    """ConfigError for text that is neither there nor to be had, before anything is written."""
+    """ConfigError for text that is neither there nor to be had, before anything is written.
+
+    DataError for text that is not what the corpus was prepared from: a finished run would hide it.
+    """
     data = config.data
     corpus = downloaded(data)
     if corpus is None:
-        sources(data)
+        text = fingerprints(sources(data))
+        refuse_changed(prepared_folder(config), _manifest(config).get("settings", text), text)
     elif data.source and not (prepared_folder(config) / "manifest.json").exists():
         absent = wmt14.missing(corpus, Path(data.source))
         if absent:
@@ -62,11 +67,17 @@ def selection(scale: Scale) -> Selection:
 
 def sha256(config: Config) -> str | None:
     """The hash of the prepared corpus as its manifest has it; None where none is prepared."""
+    found = _manifest(config).get("sha256")
+    return None if found is None else str(found)
+
+
+def _manifest(config: Config) -> dict[str, Any]:
+    """What says where a prepared corpus comes from; empty where none is prepared, or its manifest is damaged."""
     try:
         manifest = json.loads((prepared_folder(config) / "manifest.json").read_bytes())
-        return str(manifest["sha256"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def downloaded(data: Data) -> wmt14.Corpus | None:
