@@ -187,7 +187,7 @@ def test_other_text_under_the_same_name_is_refused_with_the_remedy(run, tmp_path
     assert state(tmp_path) == before
 
 
-def test_edited_text_is_refused_before_a_finished_run_is_taken_for_its_own(run, tmp_path):
+def test_text_edited_since_it_was_prepared_is_refused(run, tmp_path):
     text = tmp_path / "test.text"
     text.write_bytes(Path(run.data.test_source).read_bytes())
     run = with_files(run, test_source=str(text))
@@ -198,7 +198,7 @@ def test_edited_text_is_refused_before_a_finished_run_is_taken_for_its_own(run, 
         prepare.check(run)
 
 
-@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"settings": '])
+@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"settings": ', '{"settings": []}'])
 def test_a_damaged_manifest_is_left_to_the_preparation_that_needs_it(run, manifest):
     folder = folders.prepared_folder(run)
     folder.mkdir(parents=True)

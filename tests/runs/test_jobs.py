@@ -14,6 +14,8 @@ import pytest
 
 from aiayn.config import compose, folders, schema
 from aiayn.core import signals, storage
+from aiayn.data import prepare
+from aiayn.data.parallel_text import DataError
 from aiayn.runs import devices, jobs
 from aiayn.training import train
 from aiayn.training import worker as worker_module
@@ -475,6 +477,21 @@ def test_a_finished_run_starts_no_worker_and_writes_nothing(toy_run, result_of, 
     assert jobs.run_here(toy_run) == jobs.DONE
     assert "nothing to do" in capsys.readouterr().out
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_finished_run_is_refused_when_its_text_was_edited_since(toy_run, result_of, tmp_path):
+    run = dataclasses.replace(toy_run, prepared=f"{tmp_path}/prepared")
+    made = result_of(run)
+    storage.write_json(folders.run_folder(run) / "result.json", made)
+    texts = prepare.fingerprints(prepare.sources(run.data))
+    manifest = {"sha256": made["sha256"]["data"], "settings": texts}
+    storage.write_json(folders.prepared_folder(run) / "manifest.json", manifest)
+    assert jobs.run_here(run) == jobs.DONE  # control
+    storage.write_json(
+        folders.prepared_folder(run) / "manifest.json", manifest | {"settings": texts | {"dev.target": "0" * 64}}
+    )
+    with pytest.raises(DataError, match=r"\(dev.target was 000"):
+        jobs.run_here(run)
 
 
 @pytest.mark.parametrize("content", ['{"schema": 1', "{}", "[]", ""])

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from aiayn.core import storage
 from aiayn.core.process_pool import in_order
 from aiayn.data import moses_bpe
-from aiayn.data.encoded import SCHEMA, SIDES, SPLITS, STAGES, Dataset, digest, fingerprint, remedy
+from aiayn.data.encoded import SCHEMA, SIDES, SPLITS, STAGES, Dataset, digest, fingerprint
 from aiayn.data.moses_bpe import MosesBpe, load
 from aiayn.data.parallel_text import (
     ALL,
@@ -150,9 +151,10 @@ def refuse_changed(folder: Path, before: Mapping[str, Any], settings: Mapping[st
     """DataError naming each of `settings` that was another when the corpus in `folder` was prepared."""
     changed = [f"{key} was {before.get(key)}, is {new}" for key, new in settings.items() if before.get(key) != new]
     if changed:
-        difference = "; ".join(changed)
-        other = f"give another data.name, or {remedy(folder)}"
-        raise DataError(f"{folder} was prepared from something else ({difference}): {other}")
+        other = (
+            f"give another data.name, or delete it with `rm -r {shlex.quote(str(folder))}` and the runs made from it"
+        )
+        raise DataError(f"{folder} was prepared from something else ({'; '.join(changed)}): {other}")
 
 
 def read(split: Split, parts: Sequence[Files], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:

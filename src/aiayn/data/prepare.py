@@ -18,13 +18,15 @@ from aiayn.data.parallel_text import EMBEDDED, Files, Selection, Text, fingerpri
 def check(config: Config) -> None:
     """ConfigError for text that is neither there nor to be had, before anything is written.
 
-    DataError for text that is not what the corpus was prepared from: a finished run would hide it.
+    DataError for text that is no longer what the corpus was prepared from: a finished run would not look at it.
     """
     data = config.data
     corpus = downloaded(data)
     if corpus is None:
-        text = fingerprints(sources(data))
-        refuse_changed(prepared_folder(config), _manifest(config).get("settings", text), text)
+        text = sources(data)
+        before = _in_manifest(config, "settings")
+        if isinstance(before, dict):
+            refuse_changed(prepared_folder(config), before, fingerprints(text))
     elif data.source and not (prepared_folder(config) / "manifest.json").exists():
         absent = wmt14.missing(corpus, Path(data.source))
         if absent:
@@ -47,13 +49,13 @@ def sources(data: Data) -> Text:
 
 def prepare(config: Config, report: Callable[[str], None]) -> Dataset:
     """The encoded corpus under its `prepared_folder`; made only once."""
-    check(config)
     data = config.data
     corpus = downloaded(data)
     if corpus is None:
         text = sources(data)
         origin = Origin(fingerprints(text), lambda: text)
     else:
+        check(config)
         origin = Origin(wmt14.identity(corpus), partial(_downloaded_text, corpus, config, report))
     moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
     into, chosen = prepared_folder(config), selection(config.scale)
@@ -67,17 +69,16 @@ def selection(scale: Scale) -> Selection:
 
 def sha256(config: Config) -> str | None:
     """The hash of the prepared corpus as its manifest has it; None where none is prepared."""
-    found = _manifest(config).get("sha256")
+    found = _in_manifest(config, "sha256")
     return None if found is None else str(found)
 
 
-def _manifest(config: Config) -> dict[str, Any]:
-    """What says where a prepared corpus comes from; empty where none is prepared, or its manifest is damaged."""
+def _in_manifest(config: Config, key: str) -> Any:
+    """What the manifest of the prepared corpus has; None where none is prepared, or it is damaged."""
     try:
-        manifest = json.loads((prepared_folder(config) / "manifest.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return manifest if isinstance(manifest, dict) else {}
+        return json.loads((prepared_folder(config) / "manifest.json").read_bytes())[key]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def downloaded(data: Data) -> wmt14.Corpus | None:

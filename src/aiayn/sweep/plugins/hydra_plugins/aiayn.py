@@ -76,7 +76,7 @@ class Rows(BasicSweeper):
 
 def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[Sequence[str]]) -> "list[Config]":
     """The runs of a sweep, or the errors of `config.convert` and `prepare.check`."""
-    from aiayn.config import compose
+    from aiayn.config import compose, folders
     from aiayn.config.schema import ConfigError
     from aiayn.data import prepare
 
@@ -86,7 +86,7 @@ def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[S
         raise ConfigError(
             f"hardware.accelerator={' and '.join(kinds)}: a sweep has one; give each a command of its own"
         )
-    for run in runs:
+    for run in {(folders.prepared_folder(run), str(run.data)): run for run in runs}.values():  # once for each corpus
         prepare.check(run)
     return runs
 
