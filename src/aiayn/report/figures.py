@@ -27,7 +27,7 @@ Runs = Mapping[tuple[str, int], Mapping[str, Curve]]
 """The curves of each (row, seed), by quantity."""
 
 NAMES = {
-    "train/loss": "training loss, label-smoothed (nats a token)",
+    "train/loss": "training loss, label-smoothed (nats)",
     "dev/ppl": "dev perplexity",
     "train/learning_rate": "learning rate",
     "steps": "updates",
