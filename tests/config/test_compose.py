@@ -83,7 +83,7 @@ def test_each_row_differs_from_base_in_the_papers_cells_and_in_nothing_else():
 FACTORS = {
     "paper": {"width": "1", "layers": "1", "steps": "1", "warmup": "1", "batch": "1", "learning_rate": "1"},
     "small": {
-        **{"width": "1/4", "layers": "1/2", "steps": "0.11", "warmup": "0.15", "batch": "0.016"},
+        **{"width": "1/4", "layers": "1/2", "steps": "0.11", "warmup": "0.3", "batch": "0.016"},
         **{"learning_rate": "1/2"},
     },
     "mini": {
@@ -101,7 +101,7 @@ FACTORS = {
 }
 BASE = {  # N, d_model, d_ff, d_k, updates, warm-up, tokens an update, updates between checkpoints, factor of Eq. 3
     "paper": (6, 512, 2048, 64, 100_000, 4_000, 25_000, 5_000, 1.0),
-    "small": (3, 128, 512, 16, 11_000, 600, 400, 550, 0.5),
+    "small": (3, 128, 512, 16, 11_000, 1200, 400, 550, 0.5),
     "mini": (3, 128, 512, 16, 2_240, 600, 400, 112, 0.5),
     "lengths": (3, 128, 512, 16, 1_600, 500, 384, 80, 0.5),
     "smoke": (3, 32, 128, 4, 4, 4, 275, 1, 1.0),
@@ -262,6 +262,7 @@ def test_every_row_beyond_table_3_composes_at_every_scale(scale):
         ("wandb.entity=1e3", ("wandb.entity=1000.0", "must be text")),
         ("data.source=true", ("data.source=True", "must be text")),
         (f"training.max_steps=1{'0' * 400}", ("training.max_steps", "at most 1e+12")),
+        ("seed=2147483648", ("seed=2147483648", "at most 2147483647")),
         ("data.test_target=mine.de", ("data.test_target=mine.de", "data.train_source", "data=files")),
         ("bench.output=figures.md", ("bench.output='figures.md'", ".json")),
         ("bench.output=''", ("bench.output=''", ".json")),

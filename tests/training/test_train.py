@@ -233,7 +233,7 @@ def test_the_seed_decides_initial_weights_order_of_sentences_and_dropout(toy, tm
 
 
 def test_a_shorter_run_is_the_beginning_of_a_longer_one(toy_run, tmp_path):
-    """Nothing in the recipe knows how long a run is: what scale mini trains is the first fifth of small."""
+    """Nothing in the recipe knows how long a run is: one with fewer updates is the beginning of one with more."""
     found = {}
     for updates, seed in ((6, 1), (9, 1), (9, 2)):
         run = dataclasses.replace(vary(toy_run, training={"max_steps": updates}), seed=seed)
