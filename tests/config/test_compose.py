@@ -88,7 +88,7 @@ FACTORS = {
     },
     "mini": {
         **{"width": "1/4", "layers": "1/2", "steps": "0.0224", "warmup": "0.15", "batch": "0.016"},
-        **{"learning_rate": "1/2"},
+        **{"learning_rate": "0.4"},
     },
     "lengths": {
         **{"width": "1/4", "layers": "1/2", "steps": "0.016", "warmup": "0.125", "batch": "0.01536"},
@@ -102,7 +102,7 @@ FACTORS = {
 BASE = {  # N, d_model, d_ff, d_k, updates, warm-up, tokens an update, updates between checkpoints, factor of Eq. 3
     "paper": (6, 512, 2048, 64, 100_000, 4_000, 25_000, 5_000, 1.0),
     "small": (3, 128, 512, 16, 11_000, 1200, 400, 550, 0.5),
-    "mini": (3, 128, 512, 16, 2_240, 600, 400, 112, 0.5),
+    "mini": (3, 128, 512, 16, 2_240, 600, 400, 112, 0.4),
     "lengths": (3, 128, 512, 16, 1_600, 500, 384, 80, 0.5),
     "smoke": (3, 32, 128, 4, 4, 4, 275, 1, 1.0),
 }
