@@ -1,12 +1,16 @@
-# make table: the 20 rows at laptop scale, from nothing.  make check: format, lint, types, the order of the packages.
-# make test: what to run before a commit, in minutes.  make test-all: the whole test suite.
+# make table: the 20 rows at laptop scale, from nothing.  make overnight: the same at scale=small, a night on two cores.
+# make check: format, lint, types, the order of the packages.  make test: what to run before a commit, in minutes.
+# make test-all: the whole test suite.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: table test test-all check clean
+.PHONY: table overnight test test-all check clean
 
-table: .venv/ready
-	$(BIN)/aiayn train -cn table3; status=$$?; $(BIN)/aiayn table; exit $$status
+overnight: SCALE := small
+SCALE := mini
+
+table overnight: .venv/ready
+	$(BIN)/aiayn train -cn table3 scale=$(SCALE); status=$$?; $(BIN)/aiayn table scale=$(SCALE); exit $$status
 
 # Two processes; who is done first takes over half of what the other has left
 test: .venv/tests-ready

@@ -56,11 +56,14 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return overrides
 
 
-TOY = (
+TINY = (
     *("scale=paper", "model.num_layers=1", "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.d_k=3"),
-    *("model.d_v=5", "training.max_steps=6", "training.warmup_steps=4", "training.tokens_per_update=64"),
+    *("model.d_v=5", "wandb.mode=disabled"),
+)
+TOY = (
+    *TINY,
+    *("training.max_steps=6", "training.warmup_steps=4", "training.tokens_per_update=64"),
     *("training.checkpoint_every=1", "training.dev_every=2", "hardware.tokens_per_micro_batch=40"),
-    "wandb.mode=disabled",
 )
 
 
@@ -161,13 +164,9 @@ def finished(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
     from aiayn.core import storage
     from aiayn.training import train
 
-    overrides = [
-        *digits,
-        *("scale=paper", "model.num_layers=1", "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.d_k=3"),
-        *("model.d_v=5", "training.max_steps=300", "training.warmup_steps=60", "training.tokens_per_update=256"),
-        *("training.checkpoint_every=100", "training.dev_every=300", "wandb.mode=disabled"),
-        f"output={tmp_path_factory.mktemp('finished')}/runs",
-    ]
+    words = ("training.max_steps=300", "training.warmup_steps=60", "training.tokens_per_update=256")
+    words += ("training.checkpoint_every=100", "training.dev_every=300")
+    overrides = [*digits, *TINY, *words, f"output={tmp_path_factory.mktemp('finished')}/runs"]
     run = compose.compose_row(*overrides)
     folder = folders.run_folder(run)
     storage.write_text(folder / "config.yaml", compose.to_yaml(run))

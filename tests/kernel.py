@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from aiayn.paper.fast import attention
+from aiayn.paper import attention
+from aiayn.paper.batch import Packing
 
 
 def _attend(
@@ -18,8 +19,8 @@ def _attend(
         assert x.stride(2) == 1
         assert x.storage_offset() % 8 == x.stride(0) % 8 == x.stride(1) % 8 == 0
     result = torch.zeros_like(q)
-    borders = zip(itertools.pairwise(cu_q.tolist()), itertools.pairwise(cu_k.tolist()), strict=True)
-    for (begin, end), (key_begin, key_end) in borders:
+    sentences = zip(itertools.pairwise(cu_q.tolist()), itertools.pairwise(cu_k.tolist()), strict=True)
+    for (begin, end), (key_begin, key_end) in sentences:
         assert 0 <= end - begin <= max_q
         assert 0 <= key_end - key_begin <= max_k
         if end > begin and key_end > key_begin:
@@ -71,12 +72,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
         assert options["window_size"] in ((-1, 0), (-1, -1))
         return _varlen(q, k, v, cu_q, cu_k, max_q, max_k, options["scale"], options["window_size"] == (-1, 0))
 
-    made = attention.HeadPacking.__init__
+    made = Packing.__init__
 
-    def make(packing: attention.HeadPacking, *arguments: Any, **options: Any) -> None:
+    def make(packing: Packing, *arguments: Any, **options: Any) -> None:
         made(packing, *arguments, **options)
         packing.has_kernel = True
 
-    monkeypatch.setattr(attention.HeadPacking, "__init__", make)
+    monkeypatch.setattr(Packing, "__init__", make)
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
     monkeypatch.setattr(attention, "KERNEL_TYPES", {dtype})

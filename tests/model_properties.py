@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
-from models import SOURCES, VOCAB, batch, pack
+from models import BOS, EOS, SOURCES, VOCAB, batch, pack
 from torch import Tensor, nn
 
 from aiayn.paper.batch import Batch
-from aiayn.paper.loss import label_smoothed_cross_entropy
 
 
 def assert_a_later_target_token_changes_no_earlier_logit(model: nn.Module) -> None:
@@ -44,7 +44,7 @@ class _Loss(nn.Module):
         self.model = model
 
     def forward(self, given: Batch) -> Tensor:
-        return label_smoothed_cross_entropy(self.model(given), given.target, 0.1)[0]
+        return nn.functional.cross_entropy(self.model(given), given.target, label_smoothing=0.1, reduction="sum")
 
 
 def assert_the_gradient_is_that_of_finite_differences(model: nn.Module) -> None:
@@ -56,6 +56,27 @@ def assert_the_gradient_is_that_of_finite_differences(model: nn.Module) -> None:
         return torch.func.functional_call(loss, dict(zip(names, values, strict=True)), (batch(),))
 
     assert torch.autograd.gradcheck(of, parameters, fast_mode=True)
+
+
+def assert_one_token_at_a_time_equals_all_at_once(model: nn.Module, decoder: Any, **rounding: float) -> None:
+    """Beyond `max_length`, too."""
+    target = [[8, 4, 6, 10, 9, 5, 7, 11, EOS]] * len(SOURCES)
+    expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
+    decoding = decoder.start(*pack(SOURCES))
+    for t, token in enumerate([BOS, *target[0][:-1]]):
+        logits = decoding.step(torch.full((len(SOURCES), 1), token))
+        torch.testing.assert_close(logits[:, 0], expected[:, t], **rounding)
+
+
+def assert_dropout_is_a_function_of_seed_and_update(model: nn.Module) -> None:
+    given = batch()
+    assert torch.equal(model(given), model(given, (1, 2)))
+    model.train()
+    one, again, *others = (model(given, randomness) for randomness in ((1, 2), (1, 2), (1, 3), (2, 2)))
+    assert torch.equal(one, again)
+    assert not any(torch.equal(one, other) for other in others)
+    with pytest.raises(AssertionError, match="seed and update"):
+        model(given)
 
 
 def assert_hypotheses_go_on_from_their_own_past(

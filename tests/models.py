@@ -1,4 +1,4 @@
-"""A small Transformer and sentences for it, plain or accelerated, that several tests share."""
+"""A small Transformer and sentences for it that several tests share."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,10 +11,6 @@ from torch import Tensor, nn
 
 from aiayn.alternatives import parts
 from aiayn.paper.batch import Batch
-from aiayn.paper.fast import kernels
-from aiayn.paper.fast.decoding import FastDecoder
-from aiayn.paper.fast.model import accelerate
-from aiayn.paper.incremental_decoding import Decoder, IncrementalDecoder
 from aiayn.paper.transformer import Transformer
 
 BOS, EOS = 2, 3
@@ -34,31 +30,21 @@ PARTS: dict[str, dict[str, Any]] = {
     "additive": {"scores": "additive"},
 }
 
-Attach = Callable[[Transformer], Transformer]
-WAYS = pytest.mark.parametrize("attach", [lambda model: model, accelerate], ids=["plain", "fast"])
 
-NEEDS_COMPILER = pytest.mark.skipif(kernels.COMPILER is None, reason="no C compiler")
-KINDS = ["plain", "fast", pytest.param("compiled", marks=NEEDS_COMPILER)]
-DECODERS = pytest.mark.parametrize("kind", KINDS)
-ROUNDING: dict[str, dict[str, Any]] = {"compiled": {"rtol": 1e-5, "atol": 1e-5}}
-
-
-def transformer(attach: Attach = accelerate, **changes: float | str) -> Transformer:
+def transformer(**changes: float | str) -> Transformer:
     """A small float64 model in evaluation mode, no parameter of which is zero or one throughout."""
     torch.manual_seed(17)
     model = parts.transformer(**{**SIZES, **TABLE_3, "max_length": 7, "vocab_size": VOCAB, **changes})
     for parameter in model.parameters():
         if parameter.dim() == 1:
             nn.init.normal_(parameter, mean=0.5)
-    return attach(model.double().eval())
+    return model.double().eval()
 
 
 Made = Callable[[], Transformer]
-# Plain and fast, and with each part of the rows beyond Table 3, which stay plain
+# Table 3's, and with each part of the rows beyond it
 MODELS = pytest.mark.parametrize(
-    "made",
-    [partial(transformer, lambda model: model), *(partial(transformer, **part) for part in ({}, *PARTS.values()))],
-    ids=["plain", "fast", *PARTS],
+    "made", [partial(transformer, **part) for part in ({}, *PARTS.values())], ids=["table_3", *PARTS]
 )
 
 
@@ -72,14 +58,3 @@ def batch(sources: list[list[int]] = SOURCES, targets: list[list[int]] = TARGETS
     (source, source_offsets), (target, target_offsets) = pack(sources), pack(targets)
     target_input, _ = pack([[BOS, *target[:-1]] for target in targets])
     return Batch(source, target, target_input, source_offsets, target_offsets)
-
-
-def in_its_precision(model: Transformer, kind: str) -> Transformer:
-    """The model in float32 if its decoder is compiled, which is float32 only."""
-    return model.float() if kind == "compiled" else model
-
-
-def decoder(model: Transformer, kind: str) -> Decoder:
-    """A decoder of this kind of the model: the paper's, the fast one or the one in C; the paper's for other parts."""
-    fast = kind in ("fast", "compiled")
-    return FastDecoder(model, compiled=kind == "compiled") if fast else IncrementalDecoder(model)

@@ -29,7 +29,7 @@ def split(pairs: list[Pair]) -> dict[Split, list[Pair]]:
 
 def embedded() -> dict[Split, list[Pair]]:
     """The pairs of the package's files."""
-    return {name: list(read_pairs(files, None)) for name, files in EMBEDDED.items()}
+    return {name: list(read_pairs(files, None)) for name, files in EMBEDDED["tiny"].items()}
 
 
 def _write(files: Files, pairs: list[Pair]) -> None:
@@ -40,5 +40,5 @@ def _write(files: Files, pairs: list[Pair]) -> None:
 
 if __name__ == "__main__":
     for name, pairs in split([pair for part in embedded().values() for pair in part]).items():
-        _write(EMBEDDED[name], pairs)
+        _write(EMBEDDED["tiny"][name], pairs)
         print(f"{name}: {len(pairs)} pairs")

@@ -16,7 +16,10 @@ import pytest
 from aiayn.config import compose
 from aiayn.core import storage
 
-SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "aiayn"
+TESTS = ROOT / "tests"
+FILES = {path.stem.removeprefix("test_"): path for path in TESTS.rglob("test_*.py")}
 
 # In dependency order: a module imports from its own package, without a circle, and from those before it.
 PACKAGES = (
@@ -45,19 +48,19 @@ ROOMS = {
     "omegaconf": {"config.schema", "config.compose", "cli"},
     "pytorch_lightning": {"training.lightning_model", "training.callbacks", "training.train"},
     "sacrebleu": {"evaluation.metrics"},
-    "jinja2": {"report.html_page"},
+    "jinja2": {"report.html_report"},
     "sentencepiece": {"data.sentencepiece_bpe"},
     "subword_nmt": {"data.moses_bpe"},
     "tarfile": {"data.parallel_text"},
     "urllib": {"data.download"},
-    "ctranslate2": {"evaluation.export", "bench.rivals"},
-    "transformers": {"evaluation.export"},
+    "ctranslate2": {"evaluation.export", "bench.baselines"},
+    "transformers": {"bench.baselines"},
     "safetensors": {"evaluation.export"},
 }
 
 
 def module_of(path: Path) -> str:
-    """The name of the module in a source file, without `aiayn.`: `paper.fast.model`."""
+    """The name of the module in a source file, without `aiayn.`: `paper.attention`."""
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
 
 
@@ -97,7 +100,7 @@ def upward(order: Sequence[str]) -> list[str]:
 
 def test_every_module_is_in_a_package_of_three_to_nine():
     sizes = Counter(module.rpartition(".")[0] for module in MODULES)
-    assert {*sizes, *ALONE} - {""} == {*PACKAGES, "paper.fast"}
+    assert {*sizes, *ALONE} - {""} == {*PACKAGES}
     assert {module for module in MODULES if "." not in module} == ALONE
     assert {package: size for package, size in sizes.items() if package and not 3 <= size <= 9} == {}
 
@@ -110,13 +113,62 @@ def test_imports_point_downward_and_in_no_circle():
         list(TopologicalSorter({module: ours(module) | {"bench.bench"} for module in MODULES}).static_order())
 
 
-def test_no_module_is_longer_than_350_lines_and_the_papers_not_than_1200_together():
-    lengths = {module: len(source(module).read_text().splitlines()) for module in MODULES}
+def lines(*patterns: str) -> int:
+    """Lines of all files of the checkout that match."""
+    return sum(len(path.read_text().splitlines()) for pattern in patterns for path in sorted(ROOT.glob(pattern)))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "most"),
+    [
+        (["src/**/*.py"], 11_000),
+        (["src/**/*.c", "src/**/*.cpp"], 0),
+        (["src/aiayn/paper/*.py"], 1_300),
+        (["src/aiayn/bench/*.py"], 600),
+        (["src/aiayn/report/*.py", "src/aiayn/report/templates/*"], 1_000),
+        (["src/aiayn/cli.py", "src/aiayn/manual.py"], 350),
+        (["tests/**/*.py"], 15_100),
+        (["README.md"], 110),
+    ],
+    ids=str,
+)
+def test_the_house_stays_within_its_caps(patterns: list[str], most: int) -> None:
+    assert lines(*patterns) <= most
+
+
+def test_no_module_is_longer_than_350_lines() -> None:
+    lengths = {module: lines(f"src/aiayn/{module.replace('.', '/')}.py") for module in MODULES}
     assert {module: length for module, length in lengths.items() if length > 350} == {}
-    assert (
-        sum(length for module, length in lengths.items() if module.startswith("paper.") and "fast" not in module)
-        <= 1200
-    )
+
+
+def test_a_test_s_name_has_at_most_60_characters() -> None:
+    names = [name for path in FILES.values() for name in re.findall(r"def (test_\w+)\(", path.read_text())]
+    assert [name for name in names if len(name) > 100] == []
+
+
+def test_kept_results_have_at_most_10_megabytes() -> None:
+    assert sum(path.stat().st_size for path in ROOT.glob("experiments/results/**/*") if path.is_file()) <= 10_000_000
+
+
+def test_the_walk_from_a_row_to_the_table_has_at_most_18_files() -> None:
+    text = (ROOT / "docs/developing.md").read_text()
+    walk = text.partition("## From a configuration to a cell of the table")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\| (\d+) \| `([\w/.]+)` \|", walk, flags=re.MULTILINE)
+    assert [int(number) for number, _ in steps] == [*range(1, len(steps) + 1)]
+    assert 9 < len(steps) <= 18
+    for _, file in steps:
+        assert (ROOT / file).exists() or (SOURCE / file).exists(), file
+
+
+def test_prose_has_at_most_20_000_words() -> None:
+    """Licences, printed tables and code apart."""
+    files = [
+        *ROOT.glob("*.md"),
+        *(path for top in ("docs", "experiments", "src", "tests") for path in ROOT.glob(f"{top}/**/*.md")),
+    ]
+    text = "\n".join(path.read_text() for path in files if path.name != "LICENSE.md")
+    text = re.sub(r"```.*?```|^\|.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(text.split()) <= 20_000
 
 
 def test_each_library_has_its_rooms():
@@ -151,15 +203,14 @@ def loaded(modules: list[str]) -> dict[str, set[str]]:
     return {module: set(names) for module, *names in lines}
 
 
-def test_the_papers_modules_load_each_other_and_torch_and_without_fast_nothing_of_it():
+def test_the_papers_modules_load_each_other_and_torch_alone():
     found = loaded(["aiayn.data.update_plan", *(f"aiayn.{module}" for module in PAPER)])
     control = found.pop("aiayn.data.update_plan")
     assert {"aiayn.config.schema", "aiayn.paper.batch"} < control
     assert len(found) == len(PAPER)
     for module, names in found.items():
         assert module in names
-        inside = "aiayn.paper" if ".fast" in module else "aiayn.paper(?!.fast)"
-        assert [name for name in names if not re.match(inside, name)] == [], module
+        assert [name for name in names if not name.startswith("aiayn.paper")] == [], module
 
 
 def test_the_papers_modules_import_nothing_else_later():
@@ -182,13 +233,11 @@ def test_the_metrics_know_no_framework():
 WRITES = {"write_text", "write_bytes", "writelines", "touch", "mkdir", "unlink", "rmdir", "rename", "save", "dump"}
 WRITES |= {"symlink_to", "hardlink_to", "chmod", "tofile", "makedirs", "remove", "removedirs", "truncate", "memmap"}
 SAVED_ELSEWHERE = {
-    "checkpoint": {"torch.save", "remove"},  # into memory; its own, both through storage
+    "checkpoint": {"torch.save"},  # into memory; its own, both through storage
     "callbacks": {"checkpoint.save"},  # through storage
     "export": {"ctranslate2_spec(model.float(), subwords).save"},  # into a folder that storage stages
-    "rivals": {"tempfile"},  # a rival reads its weights from files
+    "baselines": {"tempfile"},  # CTranslate2 reads its weights from files
     "wandb_workspace": {"workspace(run, entity).save"},  # on the server of W&B
-    "signals": {"shutil"},  # only asks where a program is
-    "kernels": {"shutil", "tempfile"},  # asks where the compiler is, and has it write into a temporary folder
 }
 
 
@@ -283,14 +332,7 @@ def test_a_run_writes_through_storage_alone(toy_run, tmp_path):
         watching = False
 
 
-TESTS = Path(__file__).parent
-FILES = {path.stem.removeprefix("test_"): path for path in TESTS.rglob("test_*.py")}
-# What is fast is tested together with what it equals
-TESTED_AS = {
-    "paper.fast.attention": "fast_attention",
-    "paper.fast.decoding": "incremental_decoding",
-    "paper.fast.search": "beam_search",
-}
+TESTED_AS = {"core.exit_codes": "outcome"}
 
 
 def test_every_module_has_a_test_file_in_its_folder():
@@ -303,55 +345,3 @@ def test_every_module_has_a_test_file_in_its_folder():
 
 def test_no_two_test_files_have_one_name():
     assert len(FILES) == len(list(TESTS.rglob("test_*.py")))
-
-
-ROW = re.compile(
-    r"^\| *([^|]*?) *\|(.*)\|(.*)\|(.*)\|[^|]*\|$", re.MULTILINE
-)  # number, promise, tests, controls, seconds
-
-
-def named(cell: str) -> set[tuple[str, str]]:
-    """The tests that a cell names, each with its module."""
-    return set(re.findall(r"`(\w+)`: (\w+)", cell))
-
-
-def collected(session: pytest.Session, module: str) -> set[str]:
-    """What pytest itself finds in a test file: its functions without their parameters, and its classes."""
-    path = FILES[module]
-    items = list(pytest.Module.from_parent(session, path=path).collect())
-    assert all(item.nodeid.startswith(path.relative_to(session.config.rootpath).as_posix()) for item in items)
-    return {item.originalname if isinstance(item, pytest.Function) else item.name for item in items}
-
-
-def missing(session: pytest.Session, names: set[tuple[str, str]]) -> list[str]:
-    found = {module: collected(session, module) for module in {module for module, _ in names}}
-    return sorted(f"{module}: {name}" for module, name in names if not {name, f"test_{name}"} & found[module])
-
-
-def test_every_test_that_the_table_of_promises_names_is_collected(request: pytest.FixtureRequest) -> None:
-    names = named((TESTS / "README.md").read_text())
-    assert len(names) > 80
-    assert missing(request.session, names) == []
-    # Control: a word that only stands in a file, and a function that pytest does not collect
-    absent = {("architecture", "collected"), ("architecture", "no_such_test"), ("cli", "run_main")}
-    assert len(missing(request.session, absent)) == 3
-
-
-def without_a_test(table: str) -> list[str]:
-    """The promises that no test is named for, and the numbers that are left out."""
-    rows = [(number, named(tests)) for number, _, tests, _ in ROW.findall(table) if re.fullmatch(r"[A-Z]\d+", number)]
-    gaps = []
-    for letter in "ABCDEFGHIJ":
-        numbers = [int(number[1:]) for number, _ in rows if number[0] == letter]
-        gaps += [f"{letter}{number}" for number in range(1, max(numbers, default=1) + 1) if numbers.count(number) != 1]
-    return gaps + [number for number, tests in rows if not tests]
-
-
-def test_every_promise_of_the_table_has_a_test() -> None:
-    table = (TESTS / "README.md").read_text()
-    assert len(ROW.findall(table)) > 40
-    assert without_a_test(table) == []
-    bare = re.sub(r"^(\| A2 \|[^|]*\|)[^|]*\|", r"\1 - |", table, flags=re.MULTILINE)
-    assert without_a_test(bare) == ["A2"]  # control
-    assert without_a_test(re.sub(r"^\| A2 .*\n", "", table, flags=re.MULTILINE)) == ["A2"]
-    assert without_a_test(re.sub(r"^\| J\d .*\n", "", table, flags=re.MULTILINE)) == ["J1"]

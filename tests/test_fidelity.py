@@ -3,23 +3,22 @@
 import dataclasses
 import json
 import math
-from itertools import product
-from pathlib import Path
 
+import model_properties
 import pytest
 import torch
-from models import BOS, DECODERS, EOS, ROUNDING, SIZES, SOURCES, VOCAB, batch, decoder, in_its_precision, pack
+from models import BOS, SIZES, VOCAB, batch
 from torch import Tensor, nn
 
 from aiayn.config import compose, folders, schema
 from aiayn.core import storage
 from aiayn.cost import plan
-from aiayn.evaluation import evaluate
-from aiayn.paper.fast.model import accelerate
+from aiayn.paper.decoding import TransformerDecoder
 from aiayn.paper.layers import sinusoids, sinusoids_in_halves
 from aiayn.paper.transformer import Transformer
-from aiayn.report import contents
+from aiayn.report import html_report
 from aiayn.runs import records
+from aiayn.runs.models import parameters, trained
 from aiayn.tables import table3
 from aiayn.training import train
 
@@ -29,7 +28,7 @@ DIFFERENCES = ("sinusoids=halves", "target_space=true", "zero_start=true", "embe
 def transformer(**fidelity: bool) -> Transformer:
     torch.manual_seed(17)
     model = Transformer(**SIZES, positions="sinusoids", max_length=7, vocab_size=VOCAB, **fidelity)
-    return accelerate(model.double().eval())
+    return model.double().eval()
 
 
 def test_the_paper_is_the_default_everywhere() -> None:
@@ -45,7 +44,7 @@ def test_the_paper_is_the_default_everywhere() -> None:
     assert list(both) == ["target_spaces"]
 
 
-def test_sinusoids_in_halves_are_the_released_code_s_channel_by_channel() -> None:
+def test_sinusoids_in_halves_are_the_released_code_s() -> None:
     """num_timescales = channels // 2; increment = ln(1e4) / (num_timescales - 1); all sines, then all cosines."""
     length, channels = 7, 10
     increment = math.log(1e4) / (channels // 2 - 1)
@@ -59,14 +58,7 @@ def test_sinusoids_in_halves_are_the_released_code_s_channel_by_channel() -> Non
     )
 
 
-def test_both_sides_have_the_sinusoids_in_halves() -> None:
-    model = transformer(sinusoids_in_halves=True)
-    for positions in (model.source_positions, model.target_positions):
-        positions.extend(5)
-        torch.testing.assert_close(positions(torch.arange(5)), sinusoids_in_halves(5, 14))
-
-
-def test_the_target_space_vector_is_added_to_every_source_position_and_nowhere_else() -> None:
+def test_the_target_space_is_added_to_every_source_position() -> None:
     model, plain = transformer(target_space=True), transformer()
     vector = model.target_spaces[0].detach()
 
@@ -84,7 +76,7 @@ def test_the_target_space_vector_is_added_to_every_source_position_and_nowhere_e
     torch.testing.assert_close(model(batch()), plain(batch()))
 
 
-def test_the_target_spaces_are_32_of_which_one_is_learned_and_start_glorot_uniform() -> None:
+def test_one_of_32_target_spaces_is_learned() -> None:
     model = transformer(target_space=True)
     assert model.target_spaces.shape == (32, 14)
     model(batch()).logsumexp(1).sum().backward()
@@ -93,7 +85,7 @@ def test_the_target_spaces_are_32_of_which_one_is_learned_and_start_glorot_unifo
     assert 0.95 * bound < model.target_spaces.detach().abs().max() <= bound
 
 
-def test_the_decoder_starts_with_zeros_and_not_with_the_embedding_of_bos() -> None:
+def test_the_decoder_starts_with_zeros_not_with_bos() -> None:
     for zero_start in (True, False):  # the second is the control
         model = transformer(zero_start=zero_start)
         before = model(batch())
@@ -110,16 +102,9 @@ def test_the_decoder_starts_with_zeros_and_not_with_the_embedding_of_bos() -> No
     torch.testing.assert_close(model(batch()), plain(batch()))
 
 
-@DECODERS
-def test_released_code_one_token_at_a_time_equals_all_at_once(kind: str) -> None:
-    model = in_its_precision(transformer(sinusoids_in_halves=True, target_space=True, zero_start=True), kind)
-    source, offsets = pack(SOURCES)
-    target = [8, 4, 6, 10, 9, EOS]
-    expected = model(batch(SOURCES, [target] * 3)).unflatten(0, (3, -1))
-    decoding = decoder(model, kind).start(source, offsets)
-    for t, token in enumerate([BOS, *target[:-1]]):
-        logits = decoding.step(torch.full((3, 1), token))
-        torch.testing.assert_close(logits[:, 0], expected[:, t], **ROUNDING.get(kind, {}))
+def test_released_code_one_token_at_a_time_equals_all_at_once() -> None:
+    model = transformer(sinusoids_in_halves=True, target_space=True, zero_start=True)
+    model_properties.assert_one_token_at_a_time_equals_all_at_once(model, TransformerDecoder(model))
 
 
 # Millions of parameters of the released code, as worked out apart from this program
@@ -130,43 +115,28 @@ RELEASED = {
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_a_row_has_the_released_code_s_millions_of_parameters_and_rounds_to_the_paper_s(name: str) -> None:
+def test_a_row_has_the_released_code_s_millions_of_parameters(name: str) -> None:
     run = compose.compose_row(f"experiment={name}", "fidelity=released_code", "scale=paper", "data=wmt14_en_de")
-    count = evaluate.parameters(run, run.data.vocab_size) / 1e6
+    count = parameters(run, run.data.vocab_size) / 1e6
     assert count == pytest.approx(RELEASED[name], abs=0.05 if name == "big" else 0.005)
     plain = compose.compose_row(f"experiment={name}", "scale=paper", "data=wmt14_en_de")
-    assert evaluate.parameters(plain, plain.data.vocab_size) / 1e6 < count - 1  # control
-
-
-def in_words(run: schema.Config, folder: Path) -> schema.Config:
-    """The same run on words of two letters, one for each digit: Moses tokens that byte pairs can be learned from."""
-    paths = {}
-    for split, side in product(("train", "dev", "test"), ("source", "target")):
-        text = Path(getattr(run.data, f"{split}_{side}")).read_text()
-        paths[f"{split}_{side}"] = path = folder / f"{split}.{side}"
-        path.write_text("".join(f"x{sign}" if sign.isdigit() else sign for sign in text))
-    data = dataclasses.replace(run.data, **{key: str(path) for key, path in paths.items()})
-    return dataclasses.replace(run, data=data, prepared=str(folder), tokenizer="paper")
+    assert parameters(plain, plain.data.vocab_size) / 1e6 < count - 1  # control
 
 
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize(("tokenizer", "subwords", "line"), [("sentencepiece", 25, "1 2 3"), ("paper", 14, "x1 x2 x3")])
-def test_more_rows_than_subwords_train_and_decode(toy, tmp_path, tokenizer, subwords, line) -> None:
+def test_more_rows_than_subwords_train_and_decode(toy) -> None:
     run = compose.compose_row(*toy, "fidelity=released_code", "training.max_steps=1")
-    if tokenizer == "paper":
-        run = in_words(run, tmp_path)
     folder = folders.run_folder(run)
     storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     train.train(run, folder)
-    model, dataset, _ = evaluate.trained(run)
-    assert (len(model.embedding.weight), dataset.tokenizer.vocab_size) == (40_960, subwords)
-    assert json.loads((folder / "result.json").read_text())["params"] == evaluate.parameters(run, subwords)
+    model, dataset, _ = trained(run)
+    assert (len(model.embedding.weight), dataset.tokenizer.vocab_size) == (40_960, 25)
+    assert json.loads((folder / "result.json").read_text())["params"] == parameters(run, 25)
     # A row without a subword is silent, whatever stands beside it
-    known = dataset.tokenizer.encode([line])[0].tolist()
-    assert dataset.tokenizer.decode([[*known[:2], subwords, 40_959, *known[2:]], [30_000]]) == [line, ""]
-    assert dataset.tokenizer.decode([[*known[:2], subwords - 1, *known[2:]]]) != [
-        line
-    ]  # control: the last subword speaks
+    known = dataset.tokenizer.encode(["1 2 3"])[0].tolist()
+    assert dataset.tokenizer.decode([[*known[:2], 25, 40_959, *known[2:]], [30_000]]) == ["1 2 3", ""]
+    # Control: the last subword speaks
+    assert dataset.tokenizer.decode([[*known[:2], 24, *known[2:]]]) != ["1 2 3"]
 
 
 def test_fewer_rows_than_subwords_are_refused(toy) -> None:
@@ -174,19 +144,19 @@ def test_fewer_rows_than_subwords_are_refused(toy) -> None:
         compose.compose_row(*toy, "fidelity.embedding_rows=24")
 
 
-def test_every_difference_makes_another_run_with_a_folder_of_its_own() -> None:
+def test_every_difference_makes_another_run() -> None:
     plain = compose.compose_row()
     runs = [compose.compose_row(f"fidelity.{difference}") for difference in DIFFERENCES]
     runs.append(compose.compose_row("fidelity=released_code"))
     own = {folders.run_folder(run) for run in [plain, *runs]}
     assert len(own) == 6
     assert folders.run_folder(plain).parts[-2] == "base"
-    assert all(schema.meaning(run) != schema.meaning(plain) for run in runs)
+    assert all(schema.result_affecting(run) != schema.result_affecting(plain) for run in runs)
     whole = compose.compose_row(*(f"fidelity.{difference}" for difference in DIFFERENCES))
     assert dataclasses.replace(whole.fidelity, name="released_code") == runs[-1].fidelity  # these four and no other
 
 
-def test_the_released_code_has_twenty_rows_and_a_table_of_its_own(result_of, tmp_path) -> None:
+def test_the_released_code_has_a_table_of_its_own(result_of, tmp_path) -> None:
     run = compose.compose_row("fidelity=released_code", f"output={tmp_path}")
     planned = plan.rows(run)
     assert [row.experiment for row in planned] == list(schema.ROWS)
@@ -203,5 +173,5 @@ def test_the_released_code_has_twenty_rows_and_a_table_of_its_own(result_of, tmp
     made = {of.fidelity.name: table3.table(of, runs) for of in (run, paper)}
     assert [line.name for line in made["released_code"].lines if line.finished] == list(schema.ROWS[:3])
     assert not any(line.finished for line in made["paper"].lines)  # control
-    assert contents.collect(run).table.data == "tiny.released_code"
+    assert html_report.collect(run).table.data == "tiny.released_code"
     assert table3.table(compose.compose_row("fidelity=released_code", "scale=paper", "data=wmt14_en_de"), []).comparable

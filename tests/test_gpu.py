@@ -1,7 +1,6 @@
 """What only a GPU can show: its way through attention and the compiled stacks against the CPU's, and exact resume."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from trained_runs import equal
 
 from aiayn.config import compose, folders
 from aiayn.paper.batch import Batch
-from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
-from aiayn.paper.fast.model import accelerate, compile_stacks
+from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint
 
@@ -28,7 +26,7 @@ pytestmark = [
 def model(**changes: int) -> Transformer:
     torch.manual_seed(5)
     sizes = {**SIZES, "d_model": 64, "d_ff": 128, "d_k": 16, "d_v": 32, "dropout": 0.0, **changes}
-    return accelerate(Transformer(**sizes, positions="sinusoids", max_length=101, vocab_size=211))
+    return Transformer(**sizes, positions="sinusoids", max_length=101, vocab_size=211)
 
 
 def batch(sentences: int) -> Batch:
@@ -45,7 +43,9 @@ def batch(sentences: int) -> Batch:
 
 def loss_and_gradients(model: Transformer, given: Batch) -> tuple[float, Tensor]:
     model.zero_grad()
-    loss, _ = label_smoothed_cross_entropy(model.hidden(given), model.embedding.weight, given.target, 0.1)
+    loss, _ = label_smoothed_cross_entropy(
+        model.hidden(given), model.embedding.weight, given.target, 0.1, compiled=model.is_compiled()
+    )
     loss.backward()
     return loss.item(), torch.cat([p.grad.flatten().float().cpu() for p in model.parameters() if p.grad is not None])
 
@@ -55,13 +55,13 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_heads": 1, "d_k": 512, "d_v": 512}, {"d_k": 32, "d_v": 8}], ids=str)
-@pytest.mark.parametrize("fused", [False, True])
-def test_loss_and_gradients_in_bf16_are_those_of_the_cpu_in_float32(changes: dict[str, int], fused: bool) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_loss_and_gradients_in_bf16_are_those_of_the_cpu(changes: dict[str, int], compiled: bool) -> None:
     given = batch(97)
     loss, gradients = loss_and_gradients(model(**changes), given)
     ours = model(**changes).cuda()
-    if fused:
-        compile_stacks(ours, 6400)  # no more tokens on either side
+    if compiled:
+        ours.compile_stacks(6400)  # no more tokens on either side
     with torch.autocast("cuda", torch.bfloat16):
         found, found_gradients = loss_and_gradients(ours, given.to("cuda"))
     assert abs(found - loss) / loss < 1e-2
@@ -77,12 +77,6 @@ def test_in_float32_gpu_and_cpu_agree() -> None:
     found, found_gradients = loss_and_gradients(model().cuda(), given.to("cuda"))
     assert found == pytest.approx(loss, rel=1e-4)
     assert distance(found_gradients, gradients) < 1e-3
-
-
-def test_a_run_on_the_gpu_ends_with_a_result(toy: list[str], aiayn: Callable[..., object], tmp_path: Path) -> None:
-    on_gpu = [*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"]
-    aiayn("train", *on_gpu)
-    assert (folders.run_folder(compose.compose_row(*on_gpu)) / "result.json").exists()
 
 
 def whole_and_resumed(words: list[str], aiayn: Callable[..., object]) -> tuple[Any, Any, Any]:

@@ -18,7 +18,7 @@ def test_the_manual_of_the_whole_names_every_command_and_row():
 
 
 @pytest.mark.parametrize("command", manual.COMMANDS)
-def test_the_manual_of_a_command_has_examples_and_keys_with_their_values(command):
+def test_a_manual_has_examples_and_keys_with_their_values(command):
     printed = manual.manual_of(command)
     examples = printed.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
     assert examples
@@ -30,7 +30,7 @@ def test_the_manual_of_a_command_has_examples_and_keys_with_their_values(command
         assert key in known
         if not key.startswith("data."):  # those of data=files
             assert yaml.safe_load(value) == known[key], key
-    for name in manual.KEYS[command]:
+    for name in manual.COMMANDS[command].keys:
         assert any(re.match(rf"  {re.escape(name)}[.=]", line) for line in listed), name
 
 

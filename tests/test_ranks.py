@@ -1,6 +1,7 @@
 """Two real ranks: they stop together, one's death ends the other, and a run may go from 1 to 2 and back to 1."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 import time
@@ -12,9 +13,10 @@ import torch
 from trained_runs import equal
 
 from aiayn.config import compose, folders, schema
-from aiayn.core import storage
+from aiayn.core import exit_codes, storage
 from aiayn.core.signals import Interrupted
-from aiayn.runs import checkpoint, devices, jobs
+from aiayn.runs import checkpoint, devices, jobs, records
+from aiayn.sweep import one_run
 from aiayn.training import train
 from aiayn.training.lightning_model import LightningTransformer
 
@@ -85,9 +87,7 @@ def begin(run: schema.Config, until: int, monkeypatch: pytest.MonkeyPatch) -> No
             train.train(run, folder)
 
 
-def test_a_signal_to_one_rank_of_two_stops_both_after_the_same_update_and_1_2_1_ranks_are_1(
-    toy_run, tmp_path, monkeypatch, sabotage
-):
+def test_a_signal_to_one_rank_stops_both_and_1_2_1_ranks_are_1(toy_run, tmp_path, monkeypatch, sabotage):
     run = on(1, toy_run)
     whole = on(1, dataclasses.replace(toy_run, output=str(tmp_path / "whole")))
     train.train(whole, folders.run_folder(whole))
@@ -96,7 +96,7 @@ def test_a_signal_to_one_rank_of_two_stops_both_after_the_same_update_and_1_2_1_
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", sys.executable)
         sabotage(4, "SIGTERM")
-        assert jobs.run_here(on(2, run)) == jobs.INTERRUPTED
+        assert one_run.run_here(on(2, run)) == exit_codes.INTERRUPTED
     assert checkpoint.newest(folder / "checkpoints")[0] == checkpoint.path_of(folder / "checkpoints", 4)
     assert not (folder / "failure.json").exists()
     train.train(run, folder)
@@ -108,7 +108,7 @@ def test_a_signal_to_one_rank_of_two_stops_both_after_the_same_update_and_1_2_1_
     sentences = [
         [(row["step"], row["source_tokens"], row["target_tokens"]) for row in rows if "train/loss" in row]
         for rows in (
-            map(jobs.json.loads, storage.read_lines(at / "metrics.jsonl")) for at in (folder, folders.run_folder(whole))
+            map(json.loads, storage.read_lines(at / "metrics.jsonl")) for at in (folder, folders.run_folder(whole))
         )
     ]
     assert sentences[0] == sentences[1]
@@ -116,56 +116,17 @@ def test_a_signal_to_one_rank_of_two_stops_both_after_the_same_update_and_1_2_1_
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_rank_while_it_plans_an_epoch_stops_both_after_the_same_update(toy_run, sabotage):
-    run = on(2, toy_run)
-    sabotage(0, "SIGTERM")
-    assert jobs.run_here(run) == jobs.INTERRUPTED
-    checkpoints = folders.run_folder(run) / "checkpoints"
-    assert checkpoint.newest(checkpoints) == [checkpoint.path_of(checkpoints, 2)]  # known to both once 1 is settled
-
-
-@pytest.mark.slow
-def test_when_one_rank_dies_the_other_ends_within_30_seconds_with_the_first_ones_message(toy_run, sabotage, capsys):
+def test_one_rank_dies_and_the_other_ends_within_30_seconds(toy_run, sabotage, capsys):
     run = on(2, toy_run)
     note = sabotage(3, "SIGKILL")
-    assert jobs.run_here(run) == 137
+    assert one_run.run_here(run) == 137
     assert time.time() - float(note.read_text()) < 30
     assert "aiayn: rank 1 was killed by SIGKILL" in capsys.readouterr().err
     folder = folders.run_folder(run)
-    assert jobs.failure(folder)["cause"] == "rank 1 was killed by SIGKILL"
+    assert records.failure(folder)["cause"] == "rank 1 was killed by SIGKILL"
     assert checkpoint.newest(folder / "checkpoints")[0] == checkpoint.path_of(folder / "checkpoints", 2)
     with storage.lock(folder / ".claim", wait=False), storage.lock(folder / ".lock", wait=False):
         pass  # nobody is left
-
-
-@pytest.mark.slow
-def test_in_a_sweep_over_four_devices_the_longest_row_has_three_and_is_what_it_is_on_one_to_four(toy, tmp_path, aiayn):
-    """With dropout, although three ranks cut an update into other micro-batches than one."""
-    words = [*toy, "hardware.precision=64-true", "seed=1"]
-    layers, most, rows = "model.num_layers=4,1", ["hydra.launcher.devices=4", "hydra.launcher.most=3"], {}
-    printed = aiayn("train", "-m", *words, layers, *most, f"output={tmp_path}/swept").stdout
-    for where in (1, 2, 3, 4, "swept"):
-        own = [] if where == "swept" else [f"hardware.devices={where}"]
-        for count in (4, 1):
-            run = compose.compose_row(*words, *own, f"model.num_layers={count}", f"output={tmp_path}/{where}")
-            if own and (where == 1 or count == 4):
-                assert jobs.run_here(run) == jobs.DONE
-            rows[where, count] = folders.run_folder(run)
-    assert "2 runs, 0 finished before, up to 4 side by side" in printed
-    assert " on 3\n" in printed
-    assert {key: compose.read(rows[key] / "config.yaml").hardware.devices for key in rows if key[0] == "swept"} == {
-        ("swept", 4): 3,
-        ("swept", 1): 1,
-    }
-    # The same bits as alone on as many
-    assert equal(state(rows["swept", 4]), state(rows[3, 4]))
-    assert equal(state(rows["swept", 1]), state(rows[1, 1]))
-    one = state(rows[1, 4])
-    assert not equal(one, state(rows[3, 4]))  # control: three ranks add up in another order
-    for ranks in (2, 3, 4):
-        many = state(rows[ranks, 4])
-        for name, weight in one.items():
-            assert torch.allclose(weight, many[name], rtol=0, atol=1e-8), (ranks, name)
 
 
 @pytest.mark.slow
@@ -173,7 +134,7 @@ def test_two_nodes_by_torchrun_give_the_bits_of_two_ranks_on_one(toy, tmp_path):
     """Each node is a torchrun of its own, which knows the other by an address alone; the folder is on a shared disk."""
     words = [*toy, "hardware.devices=2", "hardware.precision=64-true"]
     alone, nodes_run = (compose.compose_row(*words, f"output={tmp_path}/{name}") for name in ("alone", "nodes"))
-    assert jobs.run_here(alone) == jobs.DONE
+    assert one_run.run_here(alone) == exit_codes.DONE
     folder = folders.run_folder(nodes_run)
     with ExitStack() as held:
         meet = f"--rdzv-endpoint=127.0.0.1:{devices.port(held)}"

@@ -1,55 +1,90 @@
-"""What `experiments/results/` holds: runs that count as finished, and the tables that they give."""
+"""What `experiments/results/` keeps: archives that unpack to finished runs, and pages that quote what the runs have."""
 
+import csv
 import dataclasses
+import re
 import runpy
-import shutil
+import statistics
+import tarfile
 from pathlib import Path
 
 import pytest
+import run_results
 
-from aiayn.config import compose
-from aiayn.runs import jobs
+from aiayn.config import compose, folders
+from aiayn.core import storage
+from aiayn.runs import jobs, records
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
-RUNS = {"mini": RESULTS / "mini" / "runs", "small": RESULTS / "small_three_seeds" / "runs"}
+TABLE_OF = {"mini": RESULTS / "mini" / "README.md", "small_three_seeds": ROOT / "README.md"}
+ARCHIVES = sorted(RESULTS.glob("*/*.tar.xz"))
+
+keep = runpy.run_path(str(RESULTS / "keep.py"))
+quoted = runpy.run_path(str(RESULTS / "quoted.py"))
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kept runs, copied as their README says."""
-    folder = tmp_path_factory.mktemp("runs")
-    for scale, kept in RUNS.items():
-        shutil.copytree(kept, folder / f"tiny-{scale}")
-    return folder
+def lines(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
-@pytest.mark.parametrize("scale", RUNS)
-def test_every_kept_run_counts_as_finished(scale: str, output: Path) -> None:
-    kept = sorted(path.parent for path in RUNS[scale].glob("*/seed*/result.json"))
-    assert len(kept) >= 20
-    like = compose.compose_row(f"scale={scale}", f"output={output}", f"prepared={output}/prepared")
-    for folder in kept:
-        run = dataclasses.replace(compose.row(folder.parent.name, like), seed=int(folder.name.removeprefix("seed")))
-        assert jobs.is_finished(run), folder
-    assert not jobs.is_finished(dataclasses.replace(like, seed=99))  # control
+def test_results_take_10_mb_and_three_scripts() -> None:
+    files = [path for path in RESULTS.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files) <= 10e6
+    assert {path.name for path in files if path.suffix == ".py"} <= {"keep.py", "quoted.py", "criteria.py"}
 
 
-def test_the_table_of_the_readme_is_that_of_the_kept_runs(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(RESULTS / "readme_table.py"))["main"](str(output))
-    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + len(compose.ROWS)
-    assert "\n".join(table) in (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_an_archive_unpacks_to_the_finished_run_of_its_name(archive: Path, tmp_path: Path) -> None:
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path, filter="data")
+    ((row, seed),) = re.findall(r"(.+)-seed(\d+)\.tar\.xz", archive.name)
+    (folder,) = tmp_path.glob("*/*/*/")
+    found = records.read_run(folder)
+    assert (found.experiment, found.seed, found.status) == (row, int(seed), "finished")
+    assert records.read_metrics(folder / "metrics.jsonl")[-1]["step"] == found.steps_done
 
 
-def test_the_claims_are_printed_one_to_a_line(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the corpus there is no bootstrap over sentences; the figures are the same."""
-    words = ("scale=small", f"output={output}", f"prepared={output}/prepared")
-    runpy.run_path(str(RESULTS / "claims_table.py"))["main"](*words)
-    written = (RESULTS / "small_three_seeds" / "claims.md").read_text()
-    figures, kept = (
-        [line.split("|")[:7] for line in text.splitlines() if line.startswith("|")]
-        for text in (capsys.readouterr().out, written)
-    )
-    assert len(figures) == 2 + 17
-    assert figures[2:] == kept[2:]
+@pytest.mark.parametrize("scale", sorted({path.parent for path in ARCHIVES}), ids=lambda path: path.name)
+def test_results_csv_has_one_line_for_each_archive(scale: Path) -> None:
+    assert (scale / "results.csv").read_text() == keep["results_csv"](map(keep["result_of"], scale.glob("*.tar.xz")))
+
+
+def test_a_run_is_packed_once_and_counts_as_finished(tmp_path: Path) -> None:
+    run = compose.compose_row("experiment=a_h1", f"output={tmp_path}/runs", f"prepared={tmp_path}/prepared")
+    result = {**run_results.result(), "config": dataclasses.asdict(run)}
+    folder, kept = folders.run_folder(run), tmp_path / "kept"
+    storage.write_json(folder / "result.json", result)
+    texts = {"config.yaml": compose.to_yaml(run), "metrics.jsonl": '{"step": 4}\n', "translations.txt": "Eins\n"}
+    for name, text in {**texts, "data.sha256": "d" * 64}.items():
+        storage.write_text(folder / name, text)
+    keep["main"](folders.sweep_folder(run), kept)
+    archive = kept / "a_h1-seed1.tar.xz"
+    assert keep["packed"](folder) == archive.read_bytes()  # the same bytes again
+    assert str(tmp_path).encode() not in b"".join(keep["read"](archive).values())
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path / "unpacked", filter="data")
+    assert jobs.is_finished(dataclasses.replace(run, output=str(tmp_path / "unpacked")))
+    storage.write_json(folder / "result.json", {**result, "sha256": {**result["sha256"], "data": "e" * 64}})
+    with pytest.raises(SystemExit, match="an archive is never rewritten"):
+        keep["main"](folders.sweep_folder(run), kept)
+
+
+@pytest.mark.parametrize("scale", TABLE_OF)
+def test_pages_quote_the_table_and_rho_of_results_csv(scale: str) -> None:
+    assert quoted["table"](RESULTS / scale) in TABLE_OF[scale].read_text()
+    for text in quoted["agreement"](RESULTS / scale):
+        rho, low, _, high = re.findall(r"[+−]\d.\d\d|to", text)
+        for page in {RESULTS / scale / "README.md", TABLE_OF[scale]}:
+            assert f"{rho} ({low} to {high})" in page.read_text().replace("\n", " ")
+
+
+def test_tables_and_claims_of_small_are_those_of_its_results() -> None:
+    scale = RESULTS / "small_three_seeds"
+    for line in lines(scale / "table.csv"):
+        runs = [run for run in lines(scale / "results.csv") if run["row"] == line["row"] and run["seed"] != "0"]
+        for column, figure in (("ppl", "ppl"), ("bleu_paper", "bleu")):
+            mean = statistics.mean(float(run[figure]) for run in runs)
+            assert float(line[column]) == pytest.approx(mean, rel=1e-12)
+    verdicts = re.findall(r"\| (\w+) +\|$", (scale / "claims.md").read_text(), re.MULTILINE)[1:]
+    assert f"{verdicts.count('reproduced')} of the {len(verdicts)} claims" in (scale / "README.md").read_text()

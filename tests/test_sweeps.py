@@ -63,7 +63,6 @@ def test_every_point_of_a_wandb_sweep_is_a_run_of_its_own_and_shown_online(path:
 @pytest.mark.slow
 def test_the_wandb_sweep_of_table_3_has_its_rows_as_they_stand_under_three_seeds() -> None:
     sweep, runs = read(FOLDER / "wandb" / "table3.yaml"), runs_of(FOLDER / "wandb" / "table3.yaml")
-    assert sweep["parameters"]["experiment"]["values"] == list(ROWS)
     assert {(run.experiment, run.seed) for run in runs} == set(itertools.product(ROWS, (1, 2, 3)))
     assert {folders.variation(run) for run in runs} == {""}
     row = {**sweep, "parameters": {"seed": {"values": [1]}, "model.dropout": {"values": [0.3]}}}  # control

@@ -1,4 +1,4 @@
-"""Relative positions by skewing: the naive gather's values and gradients, in a fraction of its memory."""
+"""Relative positions: the values and gradients of the naive gather, in a fraction of its memory."""
 
 from typing import Any
 
@@ -7,55 +7,45 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aiayn.alternatives.relative_positions import RelativeScores, skewed
+from aiayn.alternatives.relative_positions import RelativePositions
+from aiayn.paper.attention import distances, scaled_dot_products
 
 B, H, K = 2, 3, 61
 
 
-def naive(scores: RelativeScores, queries: Tensor, keys: Tensor) -> Tensor:
+def ours(relative: RelativePositions, queries: Tensor, keys: Tensor) -> Tensor:
+    return scaled_dot_products(queries, keys) + relative(queries, distances(queries, keys))
+
+
+def naive(relative: RelativePositions, queries: Tensor, keys: Tensor) -> Tensor:
     """Eq. 4 of Shaw et al. as it is written: a vector for each pair of tokens."""
-    own, others = queries.size(-2), keys.size(-2)
-    distances = torch.arange(others) - torch.arange(others - own, others).unsqueeze(1)  # (Q, M)
-    vectors = scores.vectors[:, distances.clamp(-scores.max_distance, scores.max_distance) + scores.max_distance]
+    most = relative.max_distance
+    distance = torch.arange(keys.size(-2)) - torch.arange(queries.size(-2)).unsqueeze(1)  # (Q, M)
+    vectors = relative.vectors[:, distance.clamp(-most, most) + most]
     return torch.einsum("...qk,...qmk->...qm", queries, keys.unsqueeze(-3) + vectors) / K**0.5
 
 
-def drawn(queries: int, keys: int, max_distance: int) -> tuple[RelativeScores, Tensor, Tensor]:
+def drawn(queries: int, keys: int, max_distance: int) -> tuple[RelativePositions, Tensor, Tensor]:
     torch.manual_seed(7)
-    scores = RelativeScores(H, K, max_distance).double()
+    relative = RelativePositions(H, K, max_distance).double()
     sides = (torch.randn(B, H, length, K, dtype=torch.float64, requires_grad=True) for length in (queries, keys))
-    return scores, *sides
+    return relative, *sides
 
 
 @pytest.mark.parametrize("max_distance", [2, 16])
-@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (1, 1), (1, 11), (5, 13), (37, 37), (2, 41)])
-def test_skewing_has_the_values_and_gradients_of_the_naive_gather(queries: int, keys: int, max_distance: int) -> None:
-    scores, q, k = drawn(queries, keys, max_distance)
-    ours, theirs = scores(q, k), naive(scores, q, k)
-    torch.testing.assert_close(ours, theirs)
-    inputs = [q, k, scores.vectors]
-    gradients = [torch.autograd.grad(found, inputs, torch.ones_like(found).cumsum(-1)) for found in (ours, theirs)]
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (1, 11), (5, 13), (37, 37)])
+def test_values_and_gradients_are_those_of_the_naive_gather(queries: int, keys: int, max_distance: int) -> None:
+    relative, q, k = drawn(queries, keys, max_distance)
+    found, expected = ours(relative, q, k), naive(relative, q, k)
+    torch.testing.assert_close(found, expected)
+    inputs = [q, k, relative.vectors]
+    gradients = [torch.autograd.grad(x, inputs, torch.ones_like(x).cumsum(-1)) for x in (found, expected)]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_tokens_farther_apart_than_k_share_a_vector_and_nearer_ones_do_not() -> None:
-    scores, q, _ = drawn(11, 11, 3)
-    same = torch.zeros(B, H, 11, K, dtype=torch.float64)  # keys that say nothing of their own
-    found = scores(q, same)[0, 0, 5]
-    assert torch.equal(found[:3], found[:1].expand(3))  # distances -5 to -3
-    assert torch.equal(found[8:], found[8:9].expand(3))  # 3 to 5
-    assert len(found.detach().unique()) == 7  # control
-
-
-def test_the_skew_by_hand() -> None:
-    # Two queries, the last ones of three keys; columns are distances -2, -1, 0, 1 and 2, which no query needs
-    rows = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
-    assert skewed(rows).tolist() == [[2, 3, 4], [6, 7, 8]]
-
-
 class Sizes(TorchDispatchMode):
-    """Notes how many elements each tensor has that is made."""
+    """Records how many elements each tensor has that is made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,14 +59,14 @@ class Sizes(TorchDispatchMode):
 
 def largest(make: Any, length: int) -> int:
     """Elements of the largest tensor in a forward and a backward pass over sentences of this length."""
-    scores, q, k = drawn(length, length, 16)
+    relative, q, k = drawn(length, length, 16)
     with Sizes() as sizes:
-        make(scores, q, k).sum().backward()
+        make(relative, q, k).sum().backward()
     return max(sizes.found)
 
 
 def test_no_vector_is_made_for_a_pair_of_tokens() -> None:
     length = 127
     pairs = B * H * length**2
-    assert largest(lambda scores, q, k: scores(q, k), length) == 2 * pairs  # of each query at each distance
+    assert largest(ours, length) == pairs
     assert largest(naive, length) == K * pairs  # control

@@ -6,7 +6,7 @@ from aiayn.alternatives.scores import AdditiveScores, dot_products
 from aiayn.paper.attention import scaled_dot_products
 
 
-def test_additive_scores_have_a_vector_of_their_own_for_each_head() -> None:
+def test_additive_scores_have_a_vector_for_each_head() -> None:
     torch.manual_seed(3)
     scores = AdditiveScores(3, 5).double()
     queries, keys = torch.randn(2, 3, 7, 5).double(), torch.randn(2, 3, 11, 5).double()
@@ -16,7 +16,7 @@ def test_additive_scores_have_a_vector_of_their_own_for_each_head() -> None:
     assert not torch.allclose(scores(queries.flip(1), keys.flip(1)).flip(1), expected)  # control: heads differ
 
 
-def test_dot_products_are_the_paper_s_scores_times_the_root_of_the_width() -> None:
+def test_dot_products_are_the_paper_s_scores_times_a_root() -> None:
     queries, keys = torch.randn(2, 3, 7, 16).double(), torch.randn(2, 3, 11, 16).double()
     torch.testing.assert_close(dot_products(queries, keys), 4 * scaled_dot_products(queries, keys))
     assert not torch.allclose(dot_products(queries, keys), scaled_dot_products(queries, keys))  # control

@@ -1,4 +1,4 @@
-"""Folders: equal meaning, equal folder; what makes figures incomparable makes another table."""
+"""Folders: equal result-affecting keys, equal folder; what makes figures incomparable makes another table."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every knob: each number has a range, each key is either part of a run's meaning or harmless."""
+"""Every knob: each number has a range, each key is either result-affecting or a runtime key."""
 
 import dataclasses
 
@@ -10,47 +10,32 @@ KEYS = [key for key, _, _ in schema.leaves(schema.Config())]
 
 
 def test_every_number_has_a_range():
-    for key, _, meta in schema.leaves(schema.Config()):
-        if not meta.keys() - {"meaning"}:
-            assert key.rpartition(".")[2] in {
-                *(
-                    "target_space",
-                    "zero_start",
-                    "compile",
-                    "deterministic",
-                    "project",
-                    "entity",
-                    "output",
-                    "prepared",
-                    "params_millions",
-                    "where",
-                    "source",
-                ),
-                *(f"{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target")),
-            }, key
+    for section in (schema.Config(), *vars(schema.Config()).values()):
+        for item in dataclasses.fields(section) if dataclasses.is_dataclass(section) else ():
+            assert item.type not in (int, float) or item.metadata.keys() >= {"low", "high", "below"}, item.name
 
 
 def undecided(keys: list[str]) -> set[str]:
-    return set(keys) ^ (schema.MEANING | schema.HARMLESS)
+    return set(keys) ^ (schema.RESULT_AFFECTING | schema.RUNTIME)
 
 
-def test_every_key_is_either_part_of_the_meaning_of_a_run_or_harmless():
+def test_every_key_is_result_affecting_or_a_runtime_key():
     """A new key fails here until someone decides."""
     assert undecided(KEYS) == set()
-    assert not schema.MEANING & schema.HARMLESS
+    assert not schema.RESULT_AFFECTING & schema.RUNTIME
     assert undecided([*KEYS, "model.new"]) == {"model.new"}  # control
-    with pytest.raises(TypeError, match="meaning"):  # where a field is declared, too
+    with pytest.raises(TypeError, match="affects_result"):  # where a field is declared, too
         schema._number(1)
 
 
-def test_the_meaning_of_a_run_holds_exactly_those_keys_with_their_values():
+def test_the_result_affecting_keys_come_with_their_values():
     run = compose.compose_row("experiment=a_h1", "seed=7")
-    found = schema.meaning(run)
-    assert set(found) == schema.MEANING
+    found = schema.result_affecting(run)
+    assert set(found) == schema.RESULT_AFFECTING
     assert (found["experiment"], found["seed"], found["model.num_heads"]) == ("a_h1", 7, 1)
-    harmless = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, threads=5), output="elsewhere")
-    assert schema.meaning(harmless) == found
-    assert schema.meaning(dataclasses.replace(run, seed=8)) != found  # control
+    elsewhere = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, threads=5), output="elsewhere")
+    assert schema.result_affecting(elsewhere) == found
+    assert schema.result_affecting(dataclasses.replace(run, seed=8)) != found  # control
 
 
 @pytest.mark.parametrize("key", ["model.num_layer", "num_layers", "trainng.max_steps"])

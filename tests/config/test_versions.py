@@ -78,13 +78,10 @@ def test_everything_that_we_ask_for_is_pinned_within_what_we_ask():
 
 # What we use of other libraries that they do not promise to keep: the module, the name in it, and what it is for
 PRIVATE = {
-    ("torch", "ops.mkldnn._linear_pointwise"): "paper.fast.products: oneDNN's matrix product, twice as fast as MKL's",
-    (
-        "torch",
-        "ops.mkldnn._reorder_linear_weight",
-    ): "paper.fast.products: a weight that a search multiplies with, laid out once",
+    ("torch", "ops.mkldnn._linear_pointwise"): "paper.layers: oneDNN's matrix product, twice as fast as MKL's",
     ("torch", "_foreach_norm"): "lightning_model: the norm of each gradient in one call",
-    ("torch", "_dynamo.mark_dynamic"): "paper.fast.model: one graph for any number of sentences",
+    ("torch", "_dynamo.mark_dynamic"): "paper.transformer: one graph for any number of sentences",
+    ("torch", "_disable_dynamo"): "paper.attention: kernels that torch.compile calls and does not look into",
     ("torch._inductor", "config.deterministic"): "train: compiled kernels that do not depend on timing",
     ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper._parse_config"): "plugin: the grid of a sweep file",
     ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper.split_arguments"): "plugin: the points of a grid",

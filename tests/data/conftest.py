@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aiayn.data.encoded import Dataset
+from aiayn.data.dataset import Dataset
 from tests.data.small_corpus import prepare_here
 
 

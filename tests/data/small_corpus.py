@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from aiayn.data.encoded import SPLITS, Dataset
+from aiayn.data.dataset import Dataset
 from aiayn.data.encoding import Origin, encode_corpus
-from aiayn.data.parallel_text import Files, fingerprints
+from aiayn.data.parallel_text import SPLITS, Files, fingerprints
 
 MAX_LENGTH = 23
 VOCAB_SIZE = 41

@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 import html
 import io
 import lzma
@@ -6,7 +7,6 @@ import random
 import tarfile
 import tracemalloc
 from collections import Counter
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -57,11 +57,6 @@ def test_line_ends_and_byte_order_marks_are_no_text(tmp_path, data) -> None:
     assert lines_of(tmp_path / "text", data) == [b"one", b"two"]
 
 
-def test_empty_lines_are_lines_and_an_empty_file_has_none(tmp_path) -> None:
-    assert lines_of(tmp_path / "text", b"\n\na\n\n") == [b"", b"", b"a", b""]
-    assert lines_of(tmp_path / "text", b"") == []
-
-
 @given(st.lists(st.binary().filter(lambda line: b"\n" not in line), max_size=7))
 @every_example_in_one_folder
 def test_any_bytes_keep_their_number_of_lines(tmp_path, lines) -> None:
@@ -71,7 +66,7 @@ def test_any_bytes_keep_their_number_of_lines(tmp_path, lines) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
-def test_a_compressed_file_reads_as_a_plain_one_and_a_torn_one_is_refused_by_name(tmp_path, suffix, pack) -> None:
+def test_a_compressed_file_reads_as_a_plain_one_unless_torn(tmp_path, suffix, pack) -> None:
     data = b"".join(b"%d\n" % i for i in range(10_007))
     packed = tmp_path / f"text{suffix}"
     assert lines_of(packed, pack(data)) == lines_of(tmp_path / "text", data)
@@ -81,13 +76,7 @@ def test_a_compressed_file_reads_as_a_plain_one_and_a_torn_one_is_refused_by_nam
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_refused_by_name(tmp_path, encoding) -> None:
-    with pytest.raises(DataError, match="text is UTF-16"):
-        lines_of(tmp_path / "text", "\ufeffone\ntwo\n".encode(encoding))
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_without_a_mark_is_refused_too_and_utf_8_with_a_nul_is_not(tmp_path, encoding) -> None:
+def test_utf_16_without_a_mark_is_refused_and_a_nul_is_not(tmp_path, encoding) -> None:
     for text in ("one two\r\nthree\n", "ab\n", "one"):
         with pytest.raises(DataError, match="text is UTF-16"):
             lines_of(tmp_path / "text", text.encode(encoding))
@@ -95,7 +84,7 @@ def test_utf_16_without_a_mark_is_refused_too_and_utf_8_with_a_nul_is_not(tmp_pa
         assert lines_of(tmp_path / "text", line + b"\n") == [line]
 
 
-def test_a_small_file_with_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path) -> None:
+def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path) -> None:
     bomb = lzma.compress(b"one\n" + bytes(2**27))
     assert len(bomb) < 2**15
     tracemalloc.start()
@@ -107,27 +96,14 @@ def test_a_small_file_with_an_endless_line_is_refused_before_it_fills_the_memory
     assert list(map(len, read_lines(tmp_path / "text"))) == [2**24 - 1, 1]
 
 
-def test_a_missing_file_is_named(tmp_path) -> None:
-    with pytest.raises(DataError, match=r"cannot read .*nowhere"):
-        list(read_lines(tmp_path / "nowhere"))
-
-
 # read_pairs
 
 
-def test_different_numbers_of_lines_are_refused_with_both_numbers(files) -> None:
+def test_different_numbers_of_lines_are_refused_with_both(files) -> None:
     files.source.write_text("a\nb\nc\n")
     files.target.write_text("x\ny\n")
     with pytest.raises(DataError, match=r"text\.en has 3 lines, .*text\.de has 2"):
         list(read_pairs(files, Counter()))
-
-
-def test_dropped_pairs_are_counted_by_reason_and_pairs_stay_aligned(files) -> None:
-    files.source.write_bytes(b"a\n\nc\nd\xff\n \t\nf\n")
-    files.target.write_bytes(b"A\nB\nC\nD\nE\n\xc3\n")
-    dropped: Counter[str] = Counter()
-    assert list(read_pairs(files, dropped)) == [("a", "A"), ("c", "C")]
-    assert dropped == {"empty": 2, "invalid UTF-8": 2}
 
 
 @given(st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=17))
@@ -140,15 +116,11 @@ def test_lines_read_are_pairs_kept_plus_pairs_dropped_by_reason(files, rows) -> 
     assert set(dropped) <= {"empty", "invalid UTF-8"}
 
 
-def test_without_cleaning_every_line_stays(files) -> None:
+def test_without_cleaning_every_line_stays_or_is_named(files) -> None:
     files.source.write_text("a\n\n \nd\n")
     files.target.write_text("\nB\n\n\n")
     assert list(read_pairs(files, None)) == [("a", ""), ("", "B"), (" ", ""), ("d", "")]
-
-
-def test_without_cleaning_invalid_utf_8_is_refused_with_its_line(files) -> None:
-    files.source.write_bytes(b"a\nb\n")
-    files.target.write_bytes(b"A\n\xff\n")
+    files.target.write_bytes(b"A\n\xff\n\n\n")
     with pytest.raises(DataError, match=r"text\.de, line 2: .*invalid start byte"):
         list(read_pairs(files, None))
 
@@ -161,7 +133,7 @@ def test_without_cleaning_invalid_utf_8_is_refused_with_its_line(files) -> None:
     max_words=st.integers(0, 5),
     count=st.integers(0, 5),
 )
-def test_pairs_are_selected_by_the_longer_side_then_by_number_and_the_others_are_counted(words, max_words, count):
+def test_pairs_are_selected_by_the_longer_side_then_by_number(words, max_words, count):
     pairs = [("ein\u2003Wort " * source, "word\t" * target) for source, target in words]
     dropped: Counter[str] = Counter()
     kept = list(select(pairs, Selection(max_words, count), dropped))
@@ -175,30 +147,31 @@ def test_pairs_are_selected_by_the_longer_side_then_by_number_and_the_others_are
 # The embedded corpus
 
 
-def test_the_embedded_corpus_is_clean_and_no_near_duplicate_stands_in_two_parts() -> None:
+HASHES = {
+    "tiny": "33eda12c7c60702232e19a75190144885c6e49b2a73f6410bbb8b65ac4b7567f",
+    "bible": "6b088b5b53b9b1e8aeb3a331f52e6db14f74e7d69a026b212dd2a9dd955d5ca6",
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_text_of_an_embedded_corpus_is_known_by_its_hash(name: str) -> None:
+    digest = hashlib.sha256()
+    for files in EMBEDDED[name].values():
+        for path in (files.source, files.target):
+            digest.update(b"\n".join(read_lines(path)))
+    assert digest.hexdigest() == HASHES[name]
+
+
+def test_no_verse_stands_in_two_parts_and_none_is_dropped() -> None:
     dropped: Counter[str] = Counter()
-    splits = {split: list(read_pairs(files, dropped)) for split, files in EMBEDDED.items()}
-    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 23_768, "dev": 10_000, "test": 3000}
+    splits = {split: list(read_pairs(files, dropped)) for split, files in EMBEDDED["bible"].items()}
+    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 24_490, "dev": 2281, "test": 2660}
     assert dropped.total() == 0
     for side in (0, 1):
-        keys = {split: [split_tiny.key(pair[side]) for pair in pairs] for split, pairs in splits.items()}
-        for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
-            assert not set(keys[one]) & set(keys[other])
-        assert all(len(set(keys[split])) == len(keys[split]) for split in ("dev", "test"))
-        assert len(set(keys["train"])) < len(keys["train"])  # control: near-duplicates are seen as such
-    assert split_tiny.key("Phase 1: {name} (<b>V</b>)") == split_tiny.key("phase 2 v!") == "phase v"
-
-
-def test_the_split_of_the_embedded_corpus_is_a_function_of_its_pairs() -> None:
-    splits = split_tiny.embedded()
-    pairs = [pair for part in splits.values() for pair in part]
-    assert split_tiny.split(pairs[::-1]) == splits
-
-
-def test_the_embedded_corpus_carries_its_licence_and_its_attribution() -> None:
-    tiny = resources.files("aiayn.data") / "tiny"
-    assert "Apache License" in (tiny / "LICENSE.md").read_text()
-    assert "Home Assistant contributors" in (tiny / "NOTICE.md").read_text()
+        verses = {split: {split_tiny.key(pair[side]) for pair in pairs} for split, pairs in splits.items()}
+        assert not verses["train"] & verses["dev"]
+        assert not verses["train"] & verses["test"]
+        assert not verses["dev"] & verses["test"]
 
 
 # Archives
@@ -215,7 +188,7 @@ def packed(path: Path, *entries: tuple[str, bytes] | tarfile.TarInfo) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".tgz", ".tar"])
-def test_a_member_of_an_archive_is_read_as_a_file_is_and_nothing_is_extracted(tmp_path, suffix) -> None:
+def test_a_member_of_an_archive_is_read_and_nothing_is_extracted(tmp_path, suffix) -> None:
     text = b"\xef\xbb\xbfone\rstill one\r\n\ntwo"
     archive = packed(
         tmp_path / f"a{suffix}",
@@ -256,14 +229,6 @@ def test_an_archive_that_claims_too_much_is_refused(tmp_path, monkeypatch) -> No
         list(read_lines(Member(archive, "text")))
 
 
-def test_a_large_member_is_never_in_memory_whole(tmp_path) -> None:
-    archive = packed(tmp_path / "a.tgz", ("before", bytes(2**24)), ("text", (b"one more line " * 7 + b"\n") * 2**17))
-    tracemalloc.start()
-    assert sum(1 for _ in read_lines(Member(archive, "text"))) == 2**17
-    assert tracemalloc.get_traced_memory()[1] < 2**23
-    tracemalloc.stop()
-
-
 SGM = """<refset setid="newstest2013" srclang="any" trglang="de">
 <doc docid="a" origlang="en">
 <hl>
@@ -278,7 +243,7 @@ SGM = """<refset setid="newstest2013" srclang="any" trglang="de">
 """
 
 
-def test_the_segments_of_an_sgm_are_sacrebleus_with_their_entities_resolved(tmp_path) -> None:
+def test_the_segments_of_an_sgm_are_sacrebleus_without_entities(tmp_path) -> None:
     from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
     path, theirs = tmp_path / "newstest.sgm", tmp_path / "newstest.txt"
@@ -290,7 +255,7 @@ def test_the_segments_of_an_sgm_are_sacrebleus_with_their_entities_resolved(tmp_
     assert ours != theirs.read_text().split("\n")[:-1]  # control: theirs keep the entities
 
 
-def test_pairs_come_in_chunks_of_bounded_number_and_of_bounded_length(monkeypatch) -> None:
+def test_pairs_come_in_chunks_of_bounded_number_and_length(monkeypatch) -> None:
     monkeypatch.setattr(parallel_text, "CHARACTERS_AT_ONCE", 37)
     pairs = [("a" * length, "b" * (length // 2)) for length in (1, 2, 0, 3, 101, 0, 11, 13, 5, 1)]
     chunks = list(in_chunks(iter(pairs), 3))

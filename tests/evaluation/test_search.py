@@ -1,4 +1,4 @@
-"""Searches of many sentences: all of them, in order, in batches within their limit, with the bits of one process."""
+"""Searches of many sentences: all of them, in order, in batches within their limit, with the bits of one thread."""
 
 import dataclasses
 from typing import Any
@@ -12,21 +12,19 @@ from table_model import BOS, EOS, Table, TableDecoding, assert_same
 from torch import Tensor
 
 from aiayn.config import compose
-from aiayn.config.schema import ConfigError
-from aiayn.core import process_pool
-from aiayn.evaluation import evaluate, search
+from aiayn.evaluation import search
 from aiayn.paper.beam_search import Hypothesis, beam_search
-from aiayn.paper.fast import kernels
+from aiayn.runs.models import trained
 
-HOW: dict[str, Any] = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5, "bos": BOS, "eos": EOS}
+OPTIONS: dict[str, Any] = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5, "bos": BOS, "eos": EOS}
 
 
 def translate(model: Table, sources: list[np.ndarray], tokens_per_batch: int, **changed: Any) -> list[Hypothesis]:
-    return search.translate_ids(model, sources, tokens_per_batch=tokens_per_batch, **HOW | changed)
+    return search.translate_ids(model, sources, tokens_per_batch=tokens_per_batch, **OPTIONS | changed)
 
 
 def search_alone(model: Table, source: list[int]) -> Hypothesis:
-    (found,) = beam_search(model, torch.tensor(source), torch.tensor([0, len(source)]), **HOW)
+    (found,) = beam_search(model, torch.tensor(source), torch.tensor([0, len(source)]), **OPTIONS)
     return found
 
 
@@ -35,10 +33,10 @@ def search_alone(model: Table, source: list[int]) -> Hypothesis:
 def test_translations_come_back_in_order_for_any_batches(lengths: list[int], tokens_per_batch: int) -> None:
     random = np.random.default_rng(0)
     sources = [random.integers(4, 13, size=length).astype(np.int32) for length in lengths]
-    model, told = Table(vocab_size=13), list[int]()
-    ours = translate(model, sources, tokens_per_batch, done=told.append)
-    assert sum(told) == len(sources)
-    assert 0 not in told
+    model, counted = Table(vocab_size=13), list[int]()
+    ours = translate(model, sources, tokens_per_batch, done=counted.append)
+    assert sum(counted) == len(sources)
+    assert 0 not in counted
     for source, hypothesis in zip(sources, ours, strict=True):
         if len(source):
             assert_same(hypothesis, search_alone(model, [*source.tolist(), EOS]), tolerance=1e-12)
@@ -70,40 +68,28 @@ def sources_of(dataset) -> list[np.ndarray]:
     return [pairs.source_ids[i : j - 1] for i, j in zip(pairs.source_offsets, pairs.source_offsets[1:], strict=False)]
 
 
-def test_two_processes_find_the_bits_of_one_and_the_run_may_use_as_many_as_it_has_threads(finished, monkeypatch):
+def test_two_threads_find_the_bits_of_one(finished):
     run = compose.compose_row(*finished)
-    model, dataset, _ = evaluate.trained(run)
-    monkeypatch.setattr(process_pool, "cores", lambda: 2)
-    for compiled in (False, kernels.COMPILER is not None):
-        how = dataclasses.replace(run.decoding, compile=compiled)
-        told: list[int] = []
-        one, two = (
-            search.search(
-                model,
-                sources_of(dataset),
-                how,
-                dataclasses.replace(run.hardware, tokens_per_search=31, threads=count),
-                told.append,
-            )
-            for count in (1, 2)
+    model, dataset, _ = trained(run)
+    counted: list[int] = []
+    one, two = (
+        search.search(
+            model,
+            sources_of(dataset),
+            run.decoding,
+            dataclasses.replace(run.hardware, tokens_per_search=31, threads=threads),
+            counted.append,
         )
-        assert one == two
-        assert len({tuple(hypothesis.ids) for hypothesis in one}) > 3
-        assert sum(told) == 2 * len(one)
-    asked: list[int] = []
-    forked = process_pool.forked
-    monkeypatch.setattr(
-        process_pool, "forked", lambda *args, processes: asked.append(processes) or forked(*args, processes)
+        for threads in (1, 2)
     )
-    for accelerator, count in (("cpu", 3), ("gpu", 1)):
-        hardware = dataclasses.replace(run.hardware, threads=3, accelerator=accelerator)
-        evaluate.evaluate(model, dataset, "dev", dataclasses.replace(run, hardware=hardware))
-        assert asked.pop() == count
+    assert one == two
+    assert len({tuple(hypothesis.ids) for hypothesis in one}) > 3
+    assert sum(counted) == 2 * len(one)
 
 
 def test_a_search_in_fewer_bits_finds_almost_the_same(finished):
     run = compose.compose_row(*finished)
-    model, dataset, _ = evaluate.trained(run)
+    model, dataset, _ = trained(run)
     sources = sources_of(dataset)
     full = search.search(model, sources, run.decoding, run.hardware)
     fewer = search.search(model, sources, dataclasses.replace(run.decoding, precision="bf16"), run.hardware)
@@ -112,15 +98,3 @@ def test_a_search_in_fewer_bits_finds_almost_the_same(finished):
     assert len(alike) >= 0.8 * len(full)
     assert np.allclose(*zip(*alike, strict=True), rtol=0.1, atol=0.1)
     assert [one.score for one in full] != [other.score for other in fewer]  # control: it is another arithmetic
-
-
-def test_a_compiler_that_is_asked_for_and_missing_is_one_line_before_anything_is_searched(monkeypatch) -> None:
-    monkeypatch.setattr(kernels, "COMPILER", None)
-    monkeypatch.setattr(kernels, "library", kernels.library.__wrapped__)
-    run = compose.compose_row()
-    search.can_search(dataclasses.replace(run.decoding, compile=False))  # control
-    compiled = dataclasses.replace(run.decoding, compile=True)
-    for attempt in (lambda: search.can_search(compiled), lambda: search.search(None, [], compiled, run.hardware)):
-        with pytest.raises(ConfigError, match="there is no C compiler") as refused:
-            attempt()
-        assert "\n" not in str(refused.value)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from aiayn.config import compose
 from aiayn.evaluation import translate
-from aiayn.evaluation.evaluate import trained
 from aiayn.evaluation.search import search
+from aiayn.runs.models import trained
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ LINES = st.lists(st.one_of(st.binary(max_size=9), st.text("0123456789 ", max_siz
 
 @settings(max_examples=40, deadline=None)
 @given(LINES.map(b"\n".join))
-def test_any_bytes_keep_their_number_of_lines_and_only_a_line_feed_ends_one(model, text):
+def test_any_bytes_keep_their_number_of_translated_lines(model, text):
     found = translations(model, text)
     assert len(found) == len(lines_of(text))
     for line, translation in zip(lines_of(text), found, strict=True):
@@ -42,24 +42,12 @@ def test_any_bytes_keep_their_number_of_lines_and_only_a_line_feed_ends_one(mode
             assert translation == ""
 
 
-@settings(max_examples=15, deadline=None)
-@given(LINES.map(b"\n".join))
-def test_the_command_writes_as_many_lines_as_it_reads(finished, text):
-    with pytest.MonkeyPatch.context() as patch:
-        written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
-        patch.setattr("sys.stdout", written)
-        translate.main(compose.compose_row(*finished), io.BytesIO(text))
-        printed = written.buffer.getvalue()
-    assert printed.count(b"\n") == len(lines_of(text))
-    assert printed.endswith(b"\n") or not printed
-
-
 def test_empty_lines_stay_where_they_are(model):
     found = translations(model, b"\n1 2 3\n   \n\r\n4 5\n\n")
     assert [bool(line) for line in found] == [False, True, False, False, True, False]
 
 
-def test_a_line_is_translated_alike_alone_and_among_others_and_across_chunks(model, monkeypatch):
+def test_a_line_is_translated_alike_alone_and_among_others(model, monkeypatch):
     lines = [b"1 2 3", b"", b"7", b"9 8 7 6 5", b"4 4", b"1 2 3", b"0 1 0"]
     together = translations(model, b"\n".join(lines))
     assert [line for text in lines for line in translations(model, text + b"\n")] == together
@@ -75,13 +63,9 @@ def test_a_translation_is_what_the_search_finds_for_the_tokens(model):
     assert translations(model, b"3 1 4 1 5") == dataset.tokenizer.decode([hypothesis.ids])
 
 
-def test_line_ends_of_another_system_do_not_count_as_text(model):
-    assert translations(model, b"1 2 3\r\n4 5\r\n") == translations(model, b"1 2 3\n4 5\n")
-
-
-def test_a_byte_order_mark_is_no_text(model):
-    text = b"1 2 3\n\xef\xbb\xbf1 2\n"
-    assert translations(model, b"\xef\xbb\xbf" + text) == translations(model, text)
+@pytest.mark.parametrize("other", [b"1 2 3\r\n4 5\r\n", b"\xef\xbb\xbf1 2 3\n4 5\n"], ids=["CRLF", "byte order mark"])
+def test_what_another_system_writes_is_no_text(model, other):
+    assert translations(model, other) == translations(model, b"1 2 3\n4 5\n")
 
 
 def test_lines_come_out_while_more_are_to_come(model, monkeypatch):
@@ -99,16 +83,7 @@ def test_lines_come_out_while_more_are_to_come(model, monkeypatch):
     assert len(asked) == 3
 
 
-def test_standard_input_goes_to_standard_output_and_nothing_else_does(finished, aiayn, tmp_path):
-    text = "1 2 3\n\n4 5 6 ß \x85 \u2028 x\n"
-    done = aiayn("translate", *finished, text=text)
-    assert done.stdout.count("\n") == 3
-    assert done.stdout.split("\n")[1] == ""
-    assert done.stderr == ""
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_very_long_line_costs_no_more_than_the_limit_and_is_named(model, monkeypatch):
+def test_a_very_long_line_is_cut_and_named(model, monkeypatch):
     _, dataset, *_ = model
     monkeypatch.setattr(translate, "LONGEST", 13)
     encoded, searched = [], []
@@ -130,13 +105,15 @@ def test_a_very_long_line_costs_no_more_than_the_limit_and_is_named(model, monke
     assert found[0] == translations(model, b"1 2")[0]
 
 
-def test_output_does_not_depend_on_the_locale(finished, monkeypatch):
+def test_standard_output_has_translations_alone_in_any_locale(finished, monkeypatch, capsys):
     printed = []
     for encoding in ("utf-8", "ascii"):
         written = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\r\n")
         monkeypatch.setattr("sys.stdout", written)
-        translate.main(compose.compose_row(*finished), io.BytesIO("1 2 ж 3\nжж\n".encode()))
+        translate.main(compose.compose_row(*finished), io.BytesIO("1 2 ж 3\n\n4 \x85 \u2028 x\n".encode()))
         printed.append(written.buffer.getvalue())
     assert printed[0] == printed[1]
-    assert printed[0].count(b"\n") == 2
+    assert printed[0].count(b"\n") == 3
+    assert printed[0].split(b"\n")[1] == b""
     assert b"\r" not in printed[0]
+    assert capsys.readouterr().err == ""

@@ -1,33 +1,22 @@
 """Attention against Eq. 1 token by token, torch.nn.MultiheadAttention, numbers by hand and finite differences."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from attention_inputs import LENGTHS, MEMORY_LENGTHS, D, H, K, V, drawn, offsets, packed, self_attention
+from kernel import stand_in
 from torch import Tensor, nn
+from torch.nn.attention import varlen
 
+from aiayn.paper import attention
 from aiayn.paper.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention
-from aiayn.paper.batch import Packing
-from aiayn.paper.fast.attention import HeadPacking, attend_to_memory, attend_to_self, weigh
-
-EQ_1 = pytest.mark.parametrize("eq_1", [scaled_dot_product_attention, weigh], ids=["plain", "fast"])
-WAYS = pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
-Eq1 = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+from aiayn.paper.batch import FILLERS, Packing
 
 
-def in_its_way(module: nn.Module, fast: bool) -> nn.Module:
-    """The module, its forward replaced as `accelerate` does it if `fast`."""
-    if fast:
-        attend = attend_to_self if isinstance(module, SelfAttention) else attend_to_memory
-        module.forward = attend.__get__(module)
-    return module
-
-
-def packing_of(lengths: tuple[int, ...], rows: int | None = None, *, fast: bool) -> Packing:
-    return (HeadPacking if fast else Packing)(offsets(lengths), rows)
+def packing_of(lengths: tuple[int, ...], rows: int | None = None) -> Packing:
+    return Packing(offsets(lengths), rows)
 
 
 def assert_same_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor], gradient: Tensor) -> None:
@@ -53,47 +42,36 @@ def by_definition(module: nn.Module, x: Tensor, memory: Tensor, causal: bool) ->
     return torch.stack(rows)
 
 
-@EQ_1
-def test_eq_1_by_hand(eq_1: Eq1) -> None:
+def test_eq_1_by_hand() -> None:
     # d_k = 4, so scores are halved: 0 and ln 3, weights 1/4 and 3/4
     queries = torch.tensor([[2.0, 0.0, 0.0, 0.0]])
     keys = torch.tensor([[0.0, 5.0, 5.0, 5.0], [math.log(3), 7.0, 7.0, 7.0]])
     values = torch.tensor([[4.0, 0.0, 8.0], [8.0, 4.0, 0.0]])
     expected = torch.tensor([[7.0, 3.0, 2.0]])
-    torch.testing.assert_close(eq_1(queries, keys, values, None)[0], expected)
+    torch.testing.assert_close(scaled_dot_product_attention(queries, keys, values, None)[0], expected)
     # Without the second key only the first value is left
-    mask = torch.tensor([[0.0, -torch.inf]])
-    torch.testing.assert_close(eq_1(queries, keys, values, mask)[0], values[:1])
+    mask = torch.tensor([[True, False]])
+    torch.testing.assert_close(scaled_dot_product_attention(queries, keys, values, mask)[0], values[:1])
 
 
-@EQ_1
 @pytest.mark.parametrize("num_keys", [1, 2, 13, 15, 16, 17, 37])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_eq_1_equals_torch_for_short_and_long_rows(eq_1: Eq1, num_keys: int, dtype: torch.dtype) -> None:
+def test_eq_1_equals_torch_for_short_and_long_rows(num_keys: int, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(3)
     shapes = ((2, 3, 5, K), (2, 3, num_keys, K), (2, 3, num_keys, V))
     inputs = [torch.randn(shape, generator=random, dtype=dtype) for shape in shapes]
-    mask = torch.zeros(2, 1, 1, num_keys, dtype=dtype)
-    mask[1, ..., 1:] = -torch.inf
-    ours, weights = eq_1(*inputs, mask)
+    mask = torch.ones(2, 1, 1, num_keys, dtype=torch.bool)
+    mask[1, ..., 1:] = False
+    ours, weights = scaled_dot_product_attention(*inputs, mask)
     torch.testing.assert_close(ours, F.scaled_dot_product_attention(*inputs, mask))
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5, dtype=dtype))
 
 
-@EQ_1
-@pytest.mark.parametrize("num_keys", [3, 17])
-@pytest.mark.parametrize("score", [1e4, -1e4])
-def test_huge_scores_stay_finite(eq_1: Eq1, num_keys: int, score: float) -> None:
-    queries, keys = torch.full((2, 1), score), torch.ones(num_keys, 1)
-    values = torch.arange(float(num_keys)).unsqueeze(1)
-    result, _ = eq_1(queries, keys, values, None)
-    torch.testing.assert_close(result, torch.full((2, 1), (num_keys - 1) / 2))
-
-
-@WAYS
+@pytest.mark.parametrize("written_out", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_self_attention_equals_its_definition_sentence_by_sentence(fast: bool, causal: bool) -> None:
-    module, x, packing = in_its_way(self_attention(), fast), packed(LENGTHS), packing_of(LENGTHS, fast=fast)
+def test_self_attention_equals_its_definition(causal: bool, written_out: bool) -> None:
+    module, x, packing = self_attention(), packed(LENGTHS), packing_of(LENGTHS)
+    module.scores = attention.scaled_dot_products if written_out else None
     ours = module(x, packing, causal=causal)
     parts = x.split(LENGTHS)
     expected = torch.cat([by_definition(module, part, part, causal) for part in parts])
@@ -105,15 +83,10 @@ def test_self_attention_equals_its_definition_sentence_by_sentence(fast: bool, c
     assert not torch.allclose(module(x, packing, causal=not causal), expected)
 
 
-@WAYS
-def test_attention_to_another_side_equals_its_definition(fast: bool) -> None:
-    module, x, memory = (
-        in_its_way(drawn(MemoryAttention(D, H, K, V)), fast),
-        packed(LENGTHS),
-        packed(MEMORY_LENGTHS, seed=2),
-    )
-    memory_packing = packing_of(MEMORY_LENGTHS, fast=fast)
-    ours = module(x, memory, packing_of(LENGTHS, fast=fast), memory_packing)
+def test_attention_to_another_side_equals_its_definition() -> None:
+    module, x, memory = drawn(MemoryAttention(D, H, K, V)), packed(LENGTHS), packed(MEMORY_LENGTHS, seed=2)
+    memory_packing = packing_of(MEMORY_LENGTHS)
+    ours = module(x, memory, packing_of(LENGTHS), memory_packing)
     pairs = zip(x.split(LENGTHS), memory.split(MEMORY_LENGTHS), strict=True)
     expected = torch.cat([by_definition(module, *pair, causal=False) for pair in pairs])
     torch.testing.assert_close(ours, expected)
@@ -122,54 +95,11 @@ def test_attention_to_another_side_equals_its_definition(fast: bool) -> None:
     assert_same_gradients(ours, expected, inputs, gradient)
     # Control: without the mask the padding takes part
     memory_packing.mask = None
-    unmasked = module(x, memory, packing_of(LENGTHS, fast=fast), memory_packing)
+    unmasked = module(x, memory, packing_of(LENGTHS), memory_packing)
     assert not torch.allclose(unmasked, expected)
 
 
-@WAYS
-@pytest.mark.parametrize("causal", [False, True])
-def test_with_d_k_equal_to_d_v_it_is_torch_s_multihead_attention(fast: bool, causal: bool) -> None:
-    d_model, heads = 21, 3
-    ours = in_its_way(self_attention(d_model, heads, 7, 7), fast)
-    theirs = nn.MultiheadAttention(d_model, heads, batch_first=True, dtype=torch.float64)
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(ours.query_key_value.weight)
-        theirs.in_proj_bias.copy_(ours.query_key_value.bias)
-        theirs.out_proj.load_state_dict(ours.output.state_dict())
-    x, packing = packed(LENGTHS, d_model), packing_of(LENGTHS, fast=fast)
-    padded = nn.utils.rnn.pad_sequence(x.split(LENGTHS), batch_first=True)
-    padding = torch.arange(max(LENGTHS)) >= torch.tensor(LENGTHS).unsqueeze(1)
-    later = torch.ones(max(LENGTHS), max(LENGTHS), dtype=torch.bool).triu(1)
-    expected, _ = theirs(padded, padded, padded, key_padding_mask=padding, attn_mask=later if causal else None)
-    torch.testing.assert_close(ours(x, packing, causal=causal), expected[~padding])
-
-
-@WAYS
-def test_a_sentence_is_the_same_alone_and_among_others(fast: bool) -> None:
-    module, x, packing = in_its_way(self_attention(), fast), packed(LENGTHS), packing_of(LENGTHS, fast=fast)
-    together = module(x, packing, causal=False).split(LENGTHS)
-    for part, expected in zip(x.split(LENGTHS), together, strict=True):
-        alone = packing_of((len(part),), fast=fast)
-        torch.testing.assert_close(module(part, alone, causal=False), expected)
-    # Control: another boundary, another result
-    wrong = packing_of((4, 2, 5, 2), fast=fast)
-    assert not torch.allclose(module(x, wrong, causal=False), torch.cat(together))
-
-
-@WAYS
-@pytest.mark.parametrize("num_keys", [3, 17])
-def test_the_gradients_equal_finite_differences(fast: bool, num_keys: int) -> None:
-    lengths, memory_lengths = (2, 1), (num_keys, 1)
-    packing, memory_packing = packing_of(lengths, 5, fast=fast), packing_of(memory_lengths, fast=fast)
-    x, memory = packed((*lengths, 2), 4), packed(memory_lengths, 4)
-    alone, across = (
-        in_its_way(drawn(module), fast) for module in (SelfAttention(4, 2, 1, 3), MemoryAttention(4, 2, 1, 3))
-    )
-    assert torch.autograd.gradcheck(lambda x: alone(x, packing, causal=True), (x,))
-    assert torch.autograd.gradcheck(lambda x, memory: across(x, memory, packing, memory_packing), (x, memory))
-
-
-def test_weights_are_glorot_uniform_over_the_fused_matrices_and_biases_zero() -> None:
+def test_weights_are_glorot_uniform_over_fused_matrices() -> None:
     d_model, heads, d_k, d_v = 101, 7, 13, 29
     query, value = heads * d_k, heads * d_v
     for module, fan_outs in (
@@ -183,3 +113,57 @@ def test_weights_are_glorot_uniform_over_the_fused_matrices_and_biases_zero() ->
             assert 0.99 * bound < float(layer.weight.detach().abs().max()) <= bound * (1 + 1e-6), name
             assert float(layer.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.03), name
             assert not layer.bias.any(), name
+
+
+@pytest.mark.parametrize(("d_k", "d_v"), [(7, 7), (3, 11), (17, 8), (3, 8), (8, 3)])
+def test_the_kernel_is_given_what_makes_it_equal_padding(d_k: int, d_v: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, across = drawn(SelfAttention(D, H, d_k, d_v)), drawn(MemoryAttention(D, H, d_k, d_v))
+    # More rows than tokens, on one side by more than a filler holds
+    rows, memory_rows = sum(LENGTHS) + 307, sum(MEMORY_LENGTHS) + 3
+    x, memory = packed((*LENGTHS, 307)), packed((*MEMORY_LENGTHS, 3), seed=2)
+
+    def results() -> list[Tensor]:
+        here, there = Packing(offsets(LENGTHS), rows), Packing(offsets(MEMORY_LENGTHS), memory_rows)
+        outputs = [alone(x, here, causal=True), alone(x, here, causal=False), across(x, memory, here, there)]
+        assert all(bool(output.isfinite().all()) for output in outputs)
+        total = sum(output[: sum(LENGTHS)].square().sum() for output in outputs)
+        inputs = [x, memory, *alone.parameters(), *across.parameters()]
+        gradients = torch.autograd.grad(total, inputs)
+        return [output[: sum(LENGTHS)] for output in outputs] + list(gradients)
+
+    expected = results()
+    stand_in(monkeypatch, torch.float64)
+    for ours, theirs in zip(results(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    # Control: heads wider than the kernel takes go the padded way
+    monkeypatch.setattr(attention, "KERNEL_WIDTH", max(d_k, d_v) - 1)
+    monkeypatch.setattr(varlen, "varlen_attn", None)
+    results()
+
+
+def test_kernel_offsets_cover_every_row() -> None:
+    for tokens, rows in ((5, 5), (5, 8), (1025, 2048), (1000, 1024), (7, 25088), (7, 50176)):
+        packing = Packing(offsets((2, tokens - 2)), rows)
+        given = packing.kernel_offsets
+        assert (given[:3].tolist(), int(given[-1]), given.dtype) == ([0, 2, tokens], rows, torch.int32)
+        assert len(given) == 3 + FILLERS  # on both sides as many
+        assert 0 <= given.diff().min() <= given.diff().max() <= packing.max_position
+    assert {Packing(offsets((n,))).max_position for n in (1, 7, 255, 256)} == {256}
+    assert Packing(offsets((257,))).max_position == 512
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "expected"),
+    [(torch.bfloat16, 256, "kernel"), (torch.bfloat16, 512, "padded"), (torch.float32, 8, "padded")],
+)
+def test_sentences_are_padded_where_the_kernel_does_not_fit(
+    dtype: torch.dtype, width: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    for way, owner, name in (("kernel", varlen, "varlen_attn"), ("padded", F, "scaled_dot_product_attention")):
+        monkeypatch.setattr(owner, name, lambda q, *_, way=way, **__: taken.append(way) or torch.zeros_like(q))
+    packing = packing_of((2, 17))
+    packing.has_kernel = True
+    module = SelfAttention(7, 1, width, width).to(dtype)
+    module(torch.ones(19, 7, dtype=dtype), packing, causal=True)
+    assert taken == [expected]

@@ -7,14 +7,14 @@ import torch
 from attention_inputs import LENGTHS, offsets
 from models import batch
 
-from aiayn.paper.batch import Packing, to_host
+from aiayn.paper.batch import Packing
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (3, 7)], ids=str)
 def test_padding_adds_zeros_and_unpadding_undoes_it(shape: tuple[int, ...]) -> None:
     packing, x = Packing(offsets(LENGTHS), 17), 1 + torch.rand(17, *shape)
     padded = packing.pad(x)
-    assert padded.shape == (len(LENGTHS), max(LENGTHS), *shape)
+    assert padded.shape == (len(LENGTHS), 16, *shape)
     for number, (begin, end) in enumerate(pairwise(offsets(LENGTHS).tolist())):
         assert torch.equal(padded[number, : end - begin], x[begin:end])
         assert not padded[number, end - begin :].any()
@@ -28,24 +28,14 @@ def test_positions_and_mask_follow_the_sentences() -> None:
     packing = Packing(offsets((2, 3)))
     assert packing.positions.tolist() == [0, 1, 0, 1, 2]
     assert packing.mask is not None
-    assert packing.mask.tolist() == [[[[0, 0, -torch.inf]]], [[[0, 0, 0]]]]
-    assert Packing(offsets((3, 3))).mask is None
+    assert packing.mask.shape == (2, 1, 1, 16)
+    assert packing.mask.sum(3).tolist() == [[[2]], [[3]]]
+    assert packing.mask[..., :2].all()
+    assert Packing(offsets((17, 17))).mask is None
     assert Packing(offsets((2, 3)), 7).positions.tolist() == [0, 1, 0, 1, 2, 0, 0]
 
 
-def test_the_causal_mask_hides_only_what_comes_later() -> None:
-    hidden = Packing(offsets((1, 3))).causal_mask == -torch.inf
-    assert hidden.tolist() == [[False, True, True], [False, False, True], [False, False, False]]
-
-
-def test_a_batch_on_another_device_keeps_its_offsets_on_the_host() -> None:
+def test_a_batch_on_a_device_keeps_its_offsets_on_the_host() -> None:
     moved = batch().to("meta")
     assert {moved.source.device.type, moved.target.device.type, moved.target_input.device.type} == {"meta"}
     assert {moved.source_offsets.device.type, moved.target_offsets.device.type} == {"cpu"}
-
-
-def test_a_copy_to_the_host_of_what_is_there_is_the_tensor_itself() -> None:
-    x = torch.ones(3)
-    copy, wait = to_host(x)
-    wait()
-    assert copy is x

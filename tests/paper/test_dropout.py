@@ -62,28 +62,18 @@ def test_a_probability_is_never_rounded_to_nothing_or_all(probability: float, st
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
-def test_masks_of_other_seeds_updates_sides_layers_and_tokens_are_independent(probability: float) -> None:
+def test_masks_of_other_keys_are_independent(probability: float) -> None:
     one = standard(kept(probability, bits()), probability)
-    others = [
-        {"seed": 2},
-        {"update": 1},
-        {"side": "target"},
-        {"layer": 1},
-        {"layer": 2},
-        {"first": T},
-        {"first": 2**40},
-    ]
-    for other in others:
+    near = [{"seed": 2}, {"update": 1}, {"side": "target"}, {"layer": 1}, {"first": T}, {"first": 2**40}]
+    for other in near:
         both = float((one * standard(kept(probability, bits(**other)), probability)).sum())
         assert abs(both) < 4 * math.sqrt(one.numel()), other
-    assert float((one * standard(kept(probability, bits()), probability)).sum()) > 400 * math.sqrt(
-        one.numel()
-    )  # control
+    assert float(one.square().sum()) > 400 * math.sqrt(one.numel())  # control: the same key
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
 @pytest.mark.parametrize("layer", [0, 1])
-def test_tokens_and_features_are_independent_in_pairs_and_in_fours(probability: float, layer: int) -> None:
+def test_tokens_and_features_are_independent(probability: float, layer: int) -> None:
     def shares(mask: Tensor) -> list[tuple[float, float]]:
         """For rows, then columns: how large the largest correlation of two is, and the mean of all squares."""
         found = []
@@ -105,40 +95,14 @@ def test_tokens_and_features_are_independent_in_pairs_and_in_fours(probability: 
     assert all(squares > 2 for _, squares in shares(standard((rows + columns) % 1 > probability, probability)))
 
 
-def test_a_mask_is_that_of_its_tokens_wherever_a_micro_batch_begins() -> None:
+def test_a_mask_is_that_of_its_tokens_in_any_micro_batch() -> None:
     whole = kept(0.3, bits())
     parts = [kept(0.3, bits(first=first, tokens=tokens)) for first, tokens in ((0, 7), (7, 131), (138, T - 138))]
     assert torch.equal(torch.cat(parts), whole)
     assert not torch.equal(kept(0.3, bits(tokens=131)), whole[7:138])  # control: by its place in the micro-batch
 
 
-def test_every_bit_of_both_keys_counts() -> None:
-    keys = layer_keys(1, 0, "source", 1)
-    expected = kept(0.5, draw(keys, 0, 67, 61))
-    for column in (0, 1):
-        for place in range(64):
-            flipped = keys.clone()
-            flipped[0, column] ^= 1 << place if place < 63 else -(2**63)
-            found = kept(0.5, draw(flipped, 0, 67, 61))
-            assert 0.4 < float((found != expected).double().mean()) < 0.6, (column, place)
-
-
-@pytest.mark.slow
-def test_all_updates_of_a_run_have_masks_of_their_own() -> None:
-    keys = torch.cat([layer_keys(1, update, "source", 1) for update in range(60_000)])
-
-    def masks(keys: Tensor) -> int:
-        """How many different masks the first token has in 61 features."""
-        dropout, given, found = Dropout(0.5), draw(keys, 0, 1, 61), set()
-        for dropout.number in range(len(keys)):
-            found.add(tuple((dropout(torch.ones(1, 61), given) > 0).flatten().tolist()))
-        return len(found)
-
-    assert masks(keys) == 60_000
-    assert masks(keys & 2**14 - 1) < 60_000  # control: with few bits of a key they meet
-
-
-def test_keys_and_masks_never_change_so_that_a_run_can_go_on_under_a_later_version() -> None:
+def test_keys_and_masks_never_change() -> None:
     assert layer_keys(1, 2, "source", 2).tolist() == KEYS
     assert torch.equal(layer_keys(1, 2, "source", 5)[:2], layer_keys(1, 2, "source", 2))
     mask = kept(0.5, bits(3, 5, "target", 1, first=7, tokens=4))
@@ -147,44 +111,9 @@ def test_keys_and_masks_never_change_so_that_a_run_can_go_on_under_a_later_versi
     assert len({tuple(layer_keys(*place, 1)[0].tolist()) for place in places}) == 4
 
 
-def test_nothing_is_dropped_in_evaluation_or_at_zero_and_training_without_bits_is_refused() -> None:
+def test_nothing_is_dropped_in_evaluation_or_at_zero() -> None:
     x = torch.randn(7, 11)
     assert Dropout(0.0)(x) is x
     assert Dropout(0.9).eval()(x) is x
     with pytest.raises(AssertionError, match="seed and update"):
         Dropout(0.9)(x)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by torch's compiler
-def test_compiled_it_is_one_graph_with_the_same_mask_that_keeps_no_mask_for_the_backward_pass() -> None:
-    class Twice(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dropouts = torch.nn.ModuleList(Dropout(0.3) for _ in range(2))
-            self.dropouts[1].number = 1
-
-        def forward(self, x: Tensor, given: Randomness) -> Tensor:
-            for dropout in self.dropouts:
-                x = dropout(x.sin(), given)
-            return x
-
-    def measured(module: torch.nn.Module, update: int) -> tuple[Tensor, Tensor, int]:
-        x = torch.linspace(1, 2, 67 * 61).view(67, 61).requires_grad_()
-        kept: list[Tensor] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            kept.append(tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            y = module(x, draw(layer_keys(1, update, "source", 2), 5, 67, 61))
-        return y.detach(), torch.autograd.grad(y.sum(), x)[0], sum(tensor.numel() > 1000 for tensor in kept)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(Twice(), backend="aot_eager_decomp_partition", fullgraph=True)
-    for update in (1, 2):
-        (y, gradient, plain), (found, found_gradient, fewer) = measured(Twice(), update), measured(compiled, update)
-        torch.testing.assert_close(found, y)
-        torch.testing.assert_close(found_gradient, gradient)
-        assert (plain, fewer) == (4, 1)  # two masks and two inputs of a sine; the first input alone
-    assert not torch.equal(y == 0, measured(Twice(), 1)[0] == 0)  # control: another update is another mask

@@ -1,16 +1,17 @@
-"""The layers' initial weights, and positional encodings against numbers by hand."""
+"""Products against torch's, initial weights, and positional encodings against numbers by hand."""
 
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from models import SIZES, VOCAB, transformer
 
-from aiayn.paper.layers import LearnedPositions, Sinusoids, sinusoids, sinusoids_in_halves
+from aiayn.paper.layers import LearnedPositions, Linear, Sinusoids, product, sinusoids
 from aiayn.paper.transformer import Transformer
 
 
-def test_the_feed_forward_network_starts_glorot_uniform_with_biases_of_zero() -> None:
+def test_the_feed_forward_network_starts_glorot_uniform() -> None:
     model = Transformer(**{**SIZES, "d_model": 46, "d_ff": 97}, positions="sinusoids", max_length=7, vocab_size=VOCAB)
     for layer in (*model.encoder, *model.decoder):
         for linear in (layer.feed_forward[0], layer.feed_forward[2]):
@@ -25,47 +26,13 @@ def test_sinusoids_by_hand() -> None:
     assert table[0].tolist() == [0, 1, 0, 1]
 
 
-def rotation(offset: int, d_model: int) -> torch.Tensor:
-    """(D, D): turns each pair of a sine and a cosine by the angle of `offset` positions, wherever it begins."""
-    angles = offset / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-    blocks = torch.stack((angles.cos(), angles.sin(), -angles.sin(), angles.cos()), -1).view(-1, 2, 2)
-    return torch.block_diag(*blocks)
-
-
-def test_the_sinusoids_of_a_later_position_are_a_rotation_of_an_earlier_ones() -> None:
-    """Section 3.5: "for any fixed offset k, PE(pos + k) can be represented as a linear function of PE(pos)"."""
-    table = sinusoids(97, 22)
-    for offset in (1, 5, 31):
-        turn = rotation(offset, 22)
-        torch.testing.assert_close(turn @ turn.T, torch.eye(22, dtype=torch.float64))
-        torch.testing.assert_close(table[:-offset] @ turn.T, table[offset:])
-        assert not torch.allclose(table[:-offset] @ rotation(offset + 1, 22).T, table[offset:], atol=0.1)  # control
-    torch.testing.assert_close(rotation(5, 22) @ rotation(31, 22), rotation(36, 22))
-
-
-def spread_of_products(table: torch.Tensor, offset: int) -> float:
-    """The range of PE(pos) PE(pos + k) over pos, relative: above 0 no rotation takes every pos to pos + k."""
-    products = (table[:-offset] * table[offset:]).sum(-1)
-    return float((products.max() - products.min()) / table.square().sum(-1).mean())
-
-
-def test_a_learned_table_has_no_such_rotation() -> None:
-    """A rotation keeps scalar products, so that those of all pairs at one distance would be equal."""
-    torch.manual_seed(3)
-    learned = LearnedPositions(97, 22).weight.detach().double()
-    for offset in (1, 5, 31):
-        assert spread_of_products(learned, offset) > 0.5
-        for make in (sinusoids, sinusoids_in_halves):
-            assert spread_of_products(make(97, 22), offset) < 1e-12
-
-
-def test_sinusoids_grow_with_the_sentences_and_are_no_part_of_a_checkpoint() -> None:
+def test_sinusoids_grow_and_are_no_part_of_a_checkpoint() -> None:
     positions = Sinusoids(6)
     for length in (3, 2, 11):
         positions.extend(length)
         torch.testing.assert_close(positions(torch.arange(length)).double(), sinusoids(length, 6))
     assert not positions.state_dict()
-    assert len(positions.table) == 11
+    assert len(positions.table) == 16  # a power of two: a search extends the table rarely
 
 
 def test_an_odd_d_model_has_no_sinusoids() -> None:
@@ -78,3 +45,30 @@ def test_learned_positions_beyond_the_table_share_its_last_row() -> None:
     positions = LearnedPositions(5, 3)
     rows = positions(torch.tensor([0, 4, 5, 97]))
     assert torch.equal(rows, positions.weight[[0, 4, 4, 4]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(64,), (128,), (67,), (3, 5)], ids=str)
+@pytest.mark.parametrize("outputs", [3, 31])
+def test_a_product_and_its_gradients_are_torch_s(shape: tuple[int, ...], outputs: int, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(3)
+    layer = Linear(17, outputs).to(dtype)
+    torch.nn.init.normal_(layer.bias, generator=random)
+    x = torch.randn(*shape, 17, generator=random, dtype=dtype, requires_grad=True)
+    gradient = torch.randn(*shape, outputs, generator=random, dtype=dtype)
+    inputs = (x, layer.weight, layer.bias)
+    ours, theirs = product(*inputs), F.linear(*inputs)
+    torch.testing.assert_close(ours, theirs)
+    for a, b in zip(*(torch.autograd.grad(y, inputs, gradient) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(product(*inputs), theirs)
+    # Control: another bias is noticed
+    assert not torch.allclose(product(x, layer.weight, layer.bias + 1e-3), theirs)
+
+
+def test_autocast_reaches_the_products() -> None:
+    layer, x = Linear(17, 3), torch.randn(64, 17)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert product(x, layer.weight, layer.bias).dtype == torch.bfloat16
+    assert product(x, layer.weight, layer.bias).dtype == torch.float32

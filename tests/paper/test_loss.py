@@ -1,55 +1,146 @@
-"""The loss against its definition written out, torch's cross entropy, and numbers by hand."""
+"""The loss against its definition written out, torch's cross entropy, numbers by hand and finite differences."""
 
 import math
+import shutil
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aiayn.paper import loss as module
 from aiayn.paper.loss import label_smoothed_cross_entropy
 
-T, V = 263, 31
+T, D, V = 263, 7, 31  # more tokens than one chunk of logits has rows, not a multiple of it
 
 
-def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.CHUNK_ELEMENTS, "cpu", 128 * V)
+
+
+def example(tokens: int = T, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     random = torch.Generator().manual_seed(5)
-    logits = 3 * torch.randn(T, V, generator=random, dtype=dtype)
-    return logits.requires_grad_(), torch.randint(V, (T,), generator=random)
+    hidden = torch.randn(tokens, D, generator=random, dtype=dtype, requires_grad=True)
+    embedding = torch.randn(V, D, generator=random, dtype=dtype, requires_grad=True)
+    return hidden, embedding, torch.randint(V, (tokens,), generator=random)
 
 
-def test_loss_and_nats_by_hand() -> None:
-    logits = torch.tensor([[2.0, 1.0, 4.0, 1.0]]).log()  # probabilities 1/4, 1/8, 1/2, 1/8
-    loss, nats = label_smoothed_cross_entropy(logits, torch.tensor([2]), 0.3)
+def reference(logits: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
+    """Cross entropy with the distribution of section 5.4 written out."""
+    expected = torch.full_like(logits, label_smoothing / (logits.size(1) - 1))
+    expected.scatter_(1, target.unsqueeze(1), 1 - label_smoothing)
+    return -(expected * logits.log_softmax(1)).sum()
+
+
+def test_loss_nats_and_gradient_by_hand() -> None:
+    # Probabilities 1/4, 1/8, 1/2, 1/8
+    hidden, embedding = torch.ones(1, 1), torch.tensor([2.0, 1.0, 4.0, 1.0]).log().unsqueeze(1).requires_grad_()
+    loss, nats = label_smoothed_cross_entropy(hidden, embedding, torch.tensor([2]), 0.3)
     assert float(nats) == pytest.approx(math.log(2))
     # 0.7 * ln 2 on the target, 0.1 * (ln 4 + ln 8 + ln 8) on the three others
     assert loss.item() == pytest.approx((0.7 + 0.1 * 8) * math.log(2))
+    loss.backward()
+    # What the model says minus what is expected
+    expected = torch.tensor([0.25 - 0.1, 0.125 - 0.1, 0.5 - 0.7, 0.125 - 0.1])
+    torch.testing.assert_close(embedding.grad, expected.unsqueeze(1))
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.2])
-def test_loss_and_gradient_equal_the_definition(label_smoothing: float) -> None:
-    logits, target = example()
-    loss, nats = label_smoothed_cross_entropy(logits, target, label_smoothing)
-    expected = torch.full_like(logits, label_smoothing / (V - 1)).scatter_(1, target.unsqueeze(1), 1 - label_smoothing)
-    definition = -(expected * logits.log_softmax(1)).sum()
-    torch.testing.assert_close(loss, definition)
-    torch.testing.assert_close(*(torch.autograd.grad(x, logits)[0] for x in (loss, definition)))
-    torch.testing.assert_close(nats, F.cross_entropy(logits, target, reduction="sum").detach())
+@pytest.mark.parametrize("tokens", [1, 128, 256, T])
+def test_loss_and_gradients_equal_the_definition(tokens: int, label_smoothing: float) -> None:
+    hidden, embedding, target = example(tokens)
+    loss, nats = label_smoothed_cross_entropy(hidden, embedding, target, label_smoothing)
+    expected = reference(hidden @ embedding.T, target, label_smoothing)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(nats, F.cross_entropy(hidden @ embedding.T, target, reduction="sum"))
+    ours, theirs = (torch.autograd.grad(x / 3, (hidden, embedding)) for x in (loss, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
 
 
-def test_torch_spreads_the_smoothing_over_the_target_too() -> None:
-    logits, _ = example()
-    target = logits.argmax(1)  # of a model that knows something; where it is wrong by chance the two are nearly equal
-    loss, _ = label_smoothed_cross_entropy(logits, target, 0.1)
-    assert abs((loss / F.cross_entropy(logits, target, label_smoothing=0.1, reduction="sum")).item() - 1) > 1e-3
+def test_a_model_that_knows_nothing_has_perplexity_v() -> None:
+    _, nats = label_smoothed_cross_entropy(torch.zeros(T, D), torch.ones(V, D), torch.arange(T) % V, 0.1)
+    assert math.exp(float(nats) / T) == pytest.approx(V, rel=1e-6)
 
 
-def test_the_nats_are_float64_without_gradient_and_the_loss_is_float32_in_bf16() -> None:
-    loss, nats = label_smoothed_cross_entropy(*example(torch.bfloat16), 0.1)
+def test_nats_are_unsmoothed_float64_without_gradient() -> None:
+    arguments = example(dtype=torch.float32)
+    results = [label_smoothed_cross_entropy(*arguments, smoothing) for smoothing in (0.0, 0.1, 0.2)]
+    assert len({float(nats) for _, nats in results}) == 1
+    assert len({loss.item() for loss, _ in results}) == 3
+    loss, nats = results[1]
     assert (nats.dtype, nats.requires_grad) == (torch.float64, False)
     assert (loss.dtype, loss.requires_grad) == (torch.float32, True)
+    with torch.no_grad():
+        loss_alone, nats_alone = label_smoothed_cross_entropy(*arguments, 0.1)
+    assert not loss_alone.requires_grad
+    assert (loss_alone.item(), nats_alone.item()) == (loss.item(), nats.item())
 
 
-def test_a_model_that_knows_nothing_has_a_perplexity_of_the_vocabulary() -> None:
-    _, nats = label_smoothed_cross_entropy(torch.zeros(T, V), torch.arange(T) % V, 0.1)
-    assert math.exp(float(nats) / T) == pytest.approx(V, rel=1e-6)
+@pytest.mark.parametrize("scale", [1e4, -1e4])
+def test_huge_logits_stay_finite(scale: float) -> None:
+    hidden, embedding, target = example(dtype=torch.float32)
+    loss, nats = label_smoothed_cross_entropy(hidden * scale, embedding, target, 0.1)
+    gradients = torch.autograd.grad(loss, (hidden, embedding))
+    assert all(bool(torch.isfinite(x).all()) for x in (loss, nats, *gradients))
+
+
+def test_a_nan_in_the_model_is_a_nan_in_the_loss() -> None:
+    hidden, embedding, target = example()
+    with torch.no_grad():
+        hidden[-1, 0] = torch.nan
+    assert all(bool(x.isnan()) for x in label_smoothed_cross_entropy(hidden, embedding, target, 0.1))
+
+
+def test_in_bfloat16_products_alone_are_rounded() -> None:
+    hidden, embedding, target = example(dtype=torch.float32)
+    expected = label_smoothed_cross_entropy(hidden, embedding, target, 0.1)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = label_smoothed_cross_entropy(hidden, embedding, target, 0.1)[0]
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=0)
+    tokens = 24_611  # its inverse is rounded by a thousandth in bfloat16
+    inputs = (hidden, embedding)
+    whole, scaled = (torch.autograd.grad(x, inputs, retain_graph=True) for x in (loss, loss / tokens))
+    for ours, part, theirs in zip(whole, scaled, torch.autograd.grad(expected, inputs), strict=True):
+        assert ours.dtype == torch.float32
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-2
+        torch.testing.assert_close(part * tokens, ours)
+    # Control: this is how far off a rounded scale would be
+    assert not torch.allclose(torch.tensor(1 / tokens).bfloat16().float() * tokens, torch.ones(()), rtol=1e-4)
+
+
+def test_compiled_it_is_one_graph_for_whole_chunks_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        graphs.append(len(inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(module.nats_and_gradient, backend=count, fullgraph=True)
+    monkeypatch.setattr(module, "_compiled", lambda: compiled)
+    for tokens in (T, 2 * T, 3 * T + 1):
+        arguments = (*example(tokens), 0.1)
+        results = [label_smoothed_cross_entropy(*arguments, compiled=compiled) for compiled in (False, True)]
+        assert len({float(nats) for _, nats in results}) == 1
+        ours, theirs = (torch.autograd.grad(found, arguments[:2]) for found, _ in results)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert len(graphs) == 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of torch's own compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_really_compiled_it_is_nearly_the_same(dtype: torch.dtype) -> None:
+    hidden, embedding, target = example(dtype=torch.float32)
+    results = []
+    for compiled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            found, nats = label_smoothed_cross_entropy(hidden, embedding, target, 0.1, compiled=compiled)
+        results.append((nats, *torch.autograd.grad(found, (hidden, embedding))))
+    for ours, theirs in zip(*results, strict=True):
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-4

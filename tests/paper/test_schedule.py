@@ -26,11 +26,6 @@ def test_base_peaks_at_7e_4_after_4000_updates() -> None:
     assert max(rates) == pytest.approx(6.99e-4, rel=1e-3)
 
 
-def test_the_rate_rises_linearly_and_then_falls_with_the_square_root() -> None:
-    assert learning_rate(30, 7, 90) == pytest.approx(3 * learning_rate(10, 7, 90))
-    assert learning_rate(4 * 97, 7, 90) == pytest.approx(learning_rate(97, 7, 90) / 2)
-
-
 def test_updates_count_from_1() -> None:
     with pytest.raises(AssertionError):
         learning_rate(0, 512, 4000)

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from aiayn.core import storage
 from aiayn.report import curves
@@ -20,16 +18,13 @@ def write(folder: Path, updates: int, *more: str) -> None:
 
 
 def test_each_quantity_stands_at_its_updates_tokens_and_minutes(tmp_path: Path) -> None:
-    write(tmp_path, 20, '{"step": 10, "dev/ppl": 31.5}')
+    write(tmp_path, 20, '{"step": 10, "dev/ppl": 31.5}', '{"step": 11, "dev/ppl": 1e300}')  # which no axis can hold
     found = curves.read(tmp_path)
     assert found["train/loss"].values.tolist() == [1000.0 - s for s in range(1, 21)]
     assert found["train/loss"].axes["tokens"].tolist() == [7 * s for s in range(1, 21)]
-    dev = found["dev/ppl"]
-    assert {axis: values.tolist() for axis, values in dev.axes.items()} == {
-        "steps": [10],
-        "tokens": [70],
-        "minutes": [0.5],
-    }
+    dev = {axis: values.tolist() for axis, values in found["dev/ppl"].axes.items()}
+    assert dev == {"steps": [10], "tokens": [70], "minutes": [0.5]}
+    assert found["dev/ppl"].values.tolist() == [31.5]
 
 
 def test_a_long_curve_is_thinned_to_means(tmp_path: Path) -> None:
@@ -41,27 +36,11 @@ def test_a_long_curve_is_thinned_to_means(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["torn {", "[]", '{"step": "4"}', '{"step": 4, "train/loss": NaN}', '{"step": true, "dev/ppl": 1}', "[" * 9999],
+    "line", ["torn {", "[]", '{"step": "4"}', '{"step": 4, "train/loss": NaN}', "[" * 9999, "\x00"]
 )
 def test_a_run_with_a_damaged_line_has_no_curves(tmp_path: Path, line: str) -> None:
+    assert curves.read(tmp_path) == {}  # no file
     write(tmp_path, 5)
     assert len(curves.read(tmp_path)["train/loss"].values) == 5  # control
     write(tmp_path, 5, line)
-    assert curves.read(tmp_path) == {}
-
-
-def test_a_value_that_no_axis_can_hold_is_left_out(tmp_path: Path) -> None:
-    write(tmp_path, 5, '{"step": 4, "dev/ppl": 1e300}', '{"step": 5, "dev/ppl": 31.5}')
-    assert curves.read(tmp_path)["dev/ppl"].values.tolist() == [31.5]
-
-
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(content=st.binary(max_size=200))
-def test_no_bytes_raise(tmp_path: Path, content: bytes) -> None:
-    storage.write_bytes(tmp_path / "metrics.jsonl", content)
-    assert curves.read(tmp_path) == {}
-
-
-def test_a_missing_file_has_no_curves(tmp_path: Path) -> None:
     assert curves.read(tmp_path) == {}

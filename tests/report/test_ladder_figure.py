@@ -1,56 +1,93 @@
-"""The figure of the ladder shows the effects that were measured, and the paper's."""
+"""The ladder's numbers are those counted by hand from the runs, and its figure shows them."""
 
-import json
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import Config
-from aiayn.report import contents, figure_files, ladder_figure
-from aiayn.tables.ladder import papers_effect
+from aiayn.report import figure_files, ladder_figure
+from aiayn.report.ladder_figure import effect, planned
+from aiayn.runs import records
+from aiayn.tables import table3
+from aiayn.tables.table3 import Table
 
 PutRuns = Callable[..., Config]
 
 
-def points(figure: Any, row: str) -> list[tuple[float, float]]:
-    (axes,) = [axes for axes in figure.axes if axes.get_title("left") == row]
-    dots = [bars.lines[0] for bars in axes.containers]
-    return [(float(dot.get_xdata()[0]), float(dot.get_ydata()[0])) for dot in dots]
+def climbed(run: Config) -> list[Table]:
+    return ladder_figure.tables(run, table3.table(run, records.read_runs(folders.sweep_folder(run))))
+
+
+def names(run: Config) -> list[str]:
+    return [f"{table.scale.name}, {table.data}" for table in climbed(run)]
+
+
+def test_every_scale_is_there_in_the_order_of_compute(put_runs: PutRuns) -> None:
+    put_runs("scale=paper", "data=wmt14_en_de", rows=("base",))
+    put_runs("scale=small", "data=tiny", rows=("base", "a_h1"))
+    put_runs("scale=small", "data=tiny", "hardware=gpu", rows=("base", "a_h1"))
+    # Controls: another corpus, other formulas, and too few updates
+    put_runs("scale=mini", "data=tiny", "data.name=other", rows=("base",))
+    put_runs("scale=small", "data=tiny", "fidelity=released_code", rows=("base", "a_h1"))
+    put_runs("scale=mini", "scale.name=short", "scale.steps=0.00099", rows=("base",))
+    run = put_runs("scale=mini")
+    assert names(run) == ["mini, tiny", "small, tiny", "small, tiny.bf16", "paper, wmt14_en_de"]
+    of_paper = compose.compose_row("scale=paper", "data=wmt14_en_de", f"output={run.output}")
+    assert names(of_paper) == ["paper, wmt14_en_de"]
+
+
+def test_a_damaged_or_copied_folder_is_left_out(put_runs: PutRuns) -> None:
+    run = put_runs("scale=mini", rows=("base",))
+    good = (folders.run_folder(compose.row("base", run)) / "config.yaml").read_text()
+    for name, text in (("torn", "<script>"), ("copied", good)):
+        folder = Path(run.output) / name / "base" / "seed1"
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(text)
+    assert names(run) == ["mini, tiny"]
+
+
+def test_an_effect_is_the_difference_of_means_and_its_bar_welchs(put_runs: PutRuns) -> None:
+    random, seeds = np.random.default_rng(43), (1, 2, 3)
+    ppl = {(row, seed): 9 + random.random() for row in ("base", "a_h1") for seed in seeds}
+    bleu = {key: 20 + random.random() for key in ppl}
+    figures = {name: lambda row, seed, of=of: of[row.experiment, seed] for name, of in (("ppl", ppl), ("bleu", bleu))}
+    (table,) = climbed(put_runs("scale=mini", rows=("base", "a_h1"), seeds=seeds, **figures))
+    line = next(line for line in table.lines if line.name == "a_h1")
+    for metric, values in (("PPL", {key: math.log(value) for key, value in ppl.items()}), ("BLEU", bleu)):
+        own, base = ([values[row, seed] for seed in seeds] for row in ("a_h1", "base"))
+        theirs = stats.ttest_ind(own, base, equal_var=False).confidence_interval(0.95)
+        expected = np.mean(own) - np.mean(base), (theirs.high - theirs.low) / 2
+        assert effect(table, line, metric) == pytest.approx(expected, rel=1e-9)  # type: ignore[arg-type]
+    assert effect(table, table.lines[-1], "PPL") is None  # big has no run
 
 
 def test_the_figure_shows_every_rows_effects_and_the_papers(put_runs: PutRuns) -> None:
     run = put_runs(
         "scale=mini", rows=("base", "a_h1", "big"), seeds=(1, 2), ppl=lambda row, seed: row.paper.ppl * 2 + seed / 9
     )
-    put_runs("scale=small", rows=("base", "a_h1"))
-    found = contents.collect(run)
+    put_runs("scale=small", "data=tiny", rows=("base", "a_h1"))
+    found = climbed(run)
     with figure_files.style():
-        figure = ladder_figure.ladder(found.ladder, found.table.lines, "PPL")
+        figure = ladder_figure.ladder(found, "PPL")
         figure_files.svg(figure)
-    assert [axes.get_title("left") for axes in figure.axes] == [*compose.ROWS[1:], "base trained at"]
-    rungs = [(own, {line.name: line for line in own.table.lines}) for own in found.ladder.rungs]
-    for row in ("a_h1", "big", "c_n2"):
-        effects = [own.effect(lines[row], "PPL") for own, lines in rungs]
-        expected = [(effect.compute, effect.value) for effect in effects if effect]
-        assert points(figure, row) == expected
-        assert len(expected) == {"a_h1": 2, "big": 1, "c_n2": 0}[row]
-        (axes,) = [axes for axes in figure.axes if axes.get_title("left") == row]
-        (diamond,) = [drawn for drawn in axes.lines if drawn.get_marker() == "D"]
-        papers = papers_effect(rungs[0][1][row], found.table.base, "PPL")
-        assert (diamond.get_xdata()[0], diamond.get_ydata()[0]) == pytest.approx((papers.compute, papers.value))
-        assert axes.get_xscale() == "log"
-    assert figure.axes[0].get_ylim() == figure.axes[3].get_ylim()  # group (A)
-    assert figure.axes[0].get_ylim() != figure.axes[6].get_ylim()  # control: group (C)
-
-
-def test_a_row_without_compute_has_no_point(put_runs: PutRuns) -> None:
-    run = put_runs("scale=mini", rows=("base", "a_h1", "big"))
-    path = folders.run_folder(compose.row("a_h1", run)) / "result.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"source_tokens": None}))
-    found = contents.collect(run)
-    with figure_files.style():
-        figure = ladder_figure.ladder(found.ladder, found.table.lines, "PPL")
-    assert points(figure, "a_h1") == []
-    assert len(points(figure, "big")) == 1  # control
+    panels: dict[str, Any] = {axes.get_title("left"): axes for axes in figure.axes}
+    assert set(panels) == {*compose.ROWS[1:], ""}  # one is empty
+    for row, scales in (("a_h1", 2), ("big", 1), ("c_n2", 0)):
+        lines = [next(line for line in table.lines if line.name == row) for table in found]
+        effects = [effect(table, line, "PPL") for table, line in zip(found, lines, strict=True)]
+        expected = [
+            (planned(table, line), made[0]) for table, line, made in zip(found, lines, effects, strict=True) if made
+        ]
+        dots = [bars.lines[0] for bars in panels[row].containers]
+        assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == expected
+        assert len(expected) == scales
+        (diamond,) = [drawn for drawn in panels[row].lines if drawn.get_marker() == "D"]
+        assert diamond.get_ydata()[0] == pytest.approx(math.log(lines[0].papers("PPL") / 4.92))
+    assert panels["a_h1"].get_ylim() == panels["a_h32"].get_ylim()
+    assert panels["a_h1"].get_ylim() != panels["c_n2"].get_ylim()  # control: another group

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_results import damaged, put, result
 
-from aiayn.core import storage
+from aiayn.core import exit_codes, storage
 from aiayn.runs import records
 from aiayn.runs.records import last_step, read_runs
 
@@ -26,30 +26,14 @@ def test_a_finished_run_is_read_back_whole(sweep: Path) -> None:
     assert run.result == result()
 
 
-def test_a_sweep_that_was_never_begun_has_no_runs(sweep: Path) -> None:
-    assert read_runs(sweep) == []
-
-
-def test_a_half_done_run_tells_its_last_whole_update(sweep: Path) -> None:
-    metrics = sweep / "c_n2" / "seed3" / "metrics.jsonl"
-    for step in (1, 2, 3):
-        storage.append_lines(metrics, [json.dumps({"step": step, "train/loss": 5.0})])
-    with metrics.open("ab") as file:
-        file.write(b'{"step": 4, "train/lo')
-    (run,) = read_runs(sweep)
-    assert (run.status, run.steps_done, run.result) == ("half-done", 3, None)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\n", b"[]\n", b"nonsense\n", b'{"step": "x"}\n', b"\xff\xfe\n", b'"step"\n']
-)
+@pytest.mark.parametrize("content", [b"", b"[]\n", b"nonsense\n", b'{"step": "x"}\n', b"\xff\xfe\n"])
 def test_damaged_curves_leave_a_run_half_done_at_an_unknown_step(sweep: Path, content: bytes) -> None:
     storage.write_bytes(sweep / "c_n2" / "seed3" / "metrics.jsonl", content)
     (run,) = read_runs(sweep)
     assert (run.status, run.steps_done) == ("half-done", 0)
 
 
-def test_checkpoints_alone_make_a_run_half_done_and_an_empty_folder_a_missing_one(sweep: Path) -> None:
+def test_checkpoints_alone_make_a_run_half_done(sweep: Path) -> None:
     (sweep / "c_n2" / "seed1" / "checkpoints").mkdir(parents=True)
     (sweep / "c_n4" / "seed1").mkdir(parents=True)
     assert [run.status for run in read_runs(sweep)] == ["half-done", "missing"]
@@ -76,48 +60,29 @@ def test_a_result_torn_anywhere_is_reported_as_failed(sweep: Path) -> None:
         (run,) = read_runs(sweep)
         assert run.status == "failed"
         assert "result.json" in run.cause
-    path.write_bytes(whole)
-    assert read_runs(sweep)[0].status == "finished"
 
 
 @pytest.mark.parametrize(
     "content",
     [
         damaged("schema", 2),
-        damaged("status", "running"),
-        damaged("config", []),
         damaged("config.scale", None),
-        damaged("dev", None),
-        damaged("dev.ppl", "4.92"),
         damaged("dev.ppl", True),
         damaged("dev.ppl", float("nan")),
-        damaged("dev.ppl", float("inf")),
-        damaged("dev.bleu.paper", -1),
         damaged("dev.bleu.paper", 100.5),
-        damaged("dev.bleu", {}),
         damaged("params", 1.5),
         damaged("seed", 2),
         damaged("experiment", "a_h4"),
-        damaged("scale", "paper"),
-        damaged("data", "wmt14_en_de"),
-        damaged("data", ["tiny"]),
-        damaged("config.data", 7),
         damaged("config.data.vocab_size", [8000]),
-        damaged("config.hardware", None),
         damaged("sha256.data", None),
-        damaged("sha256.tokenizer", {}),
         damaged("device_seconds", 93.0),
         json.dumps(result()).replace("37.5", "1" + "0" * 400).encode(),
-        json.dumps(result()).replace("37.5", "1" * 5000).encode(),
         json.dumps(result()).encode("utf-16"),
         b"[" * 100_000,
-        b"[]",
-        b"null",
-        b"\xff\xfe\x00",
         b"<html>not found</html>",
     ],
 )
-def test_a_result_that_is_foreign_or_senseless_is_reported_as_failed(sweep: Path, content: bytes) -> None:
+def test_a_foreign_or_senseless_result_is_reported_as_failed(sweep: Path, content: bytes) -> None:
     put(sweep, "a_h1", 1, result()).write_bytes(content)
     (run,) = read_runs(sweep)
     assert run.status == "failed"
@@ -135,12 +100,7 @@ def test_no_bytes_in_a_run_folder_raise(sweep: Path, name: str, content: bytes) 
     assert run.status == ("half-done" if name == "metrics.jsonl" else "failed")
 
 
-def test_a_folder_in_the_place_of_a_result_is_reported_as_failed(sweep: Path) -> None:
-    (sweep / "a_h1" / "seed1" / "result.json").mkdir(parents=True)
-    assert read_runs(sweep)[0].status == "failed"
-
-
-def test_runs_come_by_name_and_seed_and_other_folders_are_passed_over(sweep: Path) -> None:
+def test_runs_come_by_name_and_seed_without_other_folders(sweep: Path) -> None:
     for row, seed in (("big", 2), ("a_h1", 10), ("a_h1", 2)):
         put(sweep, row, seed, result(row, seed))
     for name in ("a_h1/seed01", "a_h1/seedx", "a_h1/seed-1", "a_h1/seed1 ", ".tmp/seed1", "a\x1bh1/seed1", "a_h1/1"):
@@ -150,14 +110,10 @@ def test_runs_come_by_name_and_seed_and_other_folders_are_passed_over(sweep: Pat
 
 
 @given(st.text(max_size=400))
-def test_printable_text_is_one_line_without_anything_a_terminal_obeys(text: str) -> None:
+def test_printable_text_is_one_line_that_no_terminal_obeys(text: str) -> None:
     line = records.printable(f"{text}\x1b]0;title\x07\x1b[2J\r\n{text}")
     assert not any(unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") for character in line)
     assert len(line) <= 300
-
-
-def test_printable_text_keeps_ordinary_words() -> None:
-    assert records.printable("Größe 5 × 7 reicht nicht: 中文") == "Größe 5 × 7 reicht nicht: 中文"
 
 
 @given(st.integers(1, 900), st.binary(max_size=40).filter(lambda data: b"\n" not in data))
@@ -167,3 +123,9 @@ def test_the_last_recorded_update_is_found_behind_a_torn_line(tmp_path_factory, 
     lines = b"".join(b'{"step": %d, "train/loss": 1.0}\n' % step for step in range(1, last + 1))
     (folder / "metrics.jsonl").write_bytes(lines + torn)
     assert last_step(folder) == last
+
+
+def test_a_full_disk_leaves_the_cause_on_the_terminal(tmp_path, capsys):
+    (tmp_path / "failure.json").mkdir()  # as unwritable for root as for anyone
+    assert records.record_failure(tmp_path, exit_codes.STORAGE, "no space") == exit_codes.STORAGE
+    assert "aiayn: no space; cannot write" in capsys.readouterr().err

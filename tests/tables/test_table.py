@@ -1,7 +1,5 @@
 """The whole of Table 3, trained and printed through the command line, at the scale where a row takes seconds."""
 
-import csv
-import io
 import json
 import re
 import subprocess
@@ -44,7 +42,7 @@ def files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_one_command_trains_all_twenty_rows_and_says_so_row_by_row(sweep):
+def test_one_command_trains_all_twenty_rows(sweep):
     folder, printed = sweep
     assert {path.name for path in (folder / "runs" / "tiny-smoke").iterdir()} == set(compose.ROWS)
     for row in compose.ROWS:
@@ -52,24 +50,8 @@ def test_one_command_trains_all_twenty_rows_and_says_so_row_by_row(sweep):
         assert len(re.findall(rf"^\[\d+/20\] {row} +seed 1  finished  PPL ", printed, re.MULTILINE)) == 1, row
 
 
-def test_a_row_has_the_parameters_that_its_own_sizes_give(sweep):
-    """Counted by hand from the sizes in the row's config: biases on every projection, two norms a layer or three."""
-    folder, _ = sweep
-    for row in compose.ROWS:
-        found = result(folder, row)
-        model, subwords = found["config"]["model"], found["config"]["data"]["vocab_size"]
-        d, wide = model["d_model"], model["d_ff"]
-        keys, values = (model["num_heads"] * model[width] for width in ("d_k", "d_v"))
-        attention = 2 * (d * keys + keys) + (d * values + values) + (values * d + d)
-        feed_forward = d * wide + wide + wide * d + d
-        layer_pair = 3 * attention + 2 * feed_forward + 5 * 2 * d
-        positions = 2 * found["config"]["data"]["max_length"] * d if model["positions"] == "learned" else 0
-        assert found["params"] == subwords * d + positions + model["num_layers"] * layer_pair, row
-    assert len({result(folder, row)["params"] for row in compose.ROWS}) > 5  # control: the rows do differ
-
-
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_table_holds_every_row_with_its_figures_and_none_is_missing(sweep, aiayn_in, format):
+def test_the_table_holds_every_row_with_its_figures(sweep, aiayn_in, format):
     folder, _ = sweep
     printed = aiayn_in(folder, "table", "scale=smoke", f"format={format}").stdout
     lines = printed.replace("\\", "").splitlines()
@@ -84,26 +66,7 @@ def test_the_table_holds_every_row_with_its_figures_and_none_is_missing(sweep, a
         assert "scale smoke" in printed
 
 
-def test_the_csv_holds_the_numbers_of_the_results_in_full(sweep, aiayn_in):
-    folder, _ = sweep
-    records = list(csv.DictReader(io.StringIO(aiayn_in(folder, "table", "scale=smoke", "format=csv").stdout)))
-    assert [record["row"] for record in records] == list(compose.ROWS)
-    for record in records:
-        found = result(folder, record["row"])
-        assert float(record["ppl"]) == found["dev"]["ppl"]
-        assert float(record["bleu_sacrebleu"]) == found["dev"]["bleu"]["sacrebleu"]
-        assert (int(record["params"]), record["status"], record["scale"]) == (found["params"], "finished", "smoke")
-        assert float(record["paper_ppl"]) == compose.rows()[record["row"]].paper.ppl
-
-
-def test_another_scale_is_another_table_where_all_rows_are_missing(sweep, aiayn_in):  # control
-    folder, _ = sweep
-    printed = aiayn_in(folder, "table", "scale=mini", "format=md").stdout
-    assert "0 of 20 rows finished" in printed
-    assert f"missing: {', '.join(compose.ROWS)}" in printed
-
-
-def test_where_there_are_runs_in_another_precision_only_the_table_says_how_to_ask_for_them(sweep, aiayn_in):
+def test_runs_in_another_precision_are_pointed_to(sweep, aiayn_in):
     folder, _ = sweep
     done = aiayn_in(folder, "table", "scale=smoke", "hardware.precision=bf16-mixed", "format=md")
     assert "0 of 20 rows finished" in done.stdout
@@ -113,14 +76,14 @@ def test_where_there_are_runs_in_another_precision_only_the_table_says_how_to_as
     assert "there are runs with hardware.precision=32-true" in aiayn_in(folder, *words, code=2).stderr
 
 
-def test_the_same_command_again_trains_nothing_writes_nothing_and_exits_with_0(sweep, aiayn_in):
+def test_the_same_command_again_trains_and_writes_nothing(sweep, aiayn_in):
     folder, _ = sweep
     before = files(folder)
     assert "20 runs, 20 finished before" in aiayn_in(folder, *SWEEP).stdout
     assert files(folder) == before
 
 
-def test_a_row_alone_equals_the_same_row_inside_a_sweep_bit_for_bit(sweep, aiayn_in, tmp_path):
+def test_a_row_alone_equals_itself_in_a_sweep_bit_for_bit(sweep, aiayn_in, tmp_path):
     folder, _ = sweep
     aiayn_in(folder, "train", "experiment=c_n2", "scale=smoke", "wandb.mode=disabled", f"output={tmp_path}")
     alone, together = tmp_path / "tiny-smoke" / "c_n2" / "seed1", run_folder(folder, "c_n2")

@@ -21,7 +21,7 @@ from aiayn.training.lightning_model import NonFinite
 
 LAST = 7
 STATE = {"state_dict": {"w": torch.ones(3)}}
-MODULE = SimpleNamespace(settle=lambda: None, one_wants_to_stop=False, ranks=1, saved=lambda: STATE)
+MODULE = SimpleNamespace(wait_for_step=lambda: None, one_wants_to_stop=False, ranks=1, saved=lambda: STATE)
 
 
 def update(number: int) -> Update:
@@ -70,11 +70,16 @@ def run(trainer, parts, numbers, starts: bool = True) -> None:
 Record = partial(callbacks.Record, device="cpu", devices=3)
 
 
+@pytest.fixture
+def record(tmp_path) -> callbacks.Record:
+    return Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+
+
 def rows(path) -> list[dict]:
     return [json.loads(line) for line in storage.read_lines(path)]
 
 
-def test_each_update_is_recorded_once_in_order_and_shown_as_it_is_written(trainer, tmp_path):
+def test_each_update_is_recorded_and_shown_once_in_order(trainer, tmp_path):
     shown = []
     record = Record(tmp_path / "metrics.jsonl", 0, shown.append, writes=True)
     run(trainer, [record], range(LAST))
@@ -92,7 +97,7 @@ def test_each_update_is_recorded_once_in_order_and_shown_as_it_is_written(traine
 
 @pytest.mark.parametrize("torn", ["", '{"step": 6, "train/lo'])
 @pytest.mark.parametrize("start", [0, 1, 3, 5])
-def test_a_resume_cuts_the_record_to_what_the_checkpoint_has_and_goes_on_from_there(trainer, tmp_path, start, torn):
+def test_a_resume_cuts_the_record_to_its_checkpoint_and_goes_on(trainer, tmp_path, start, torn):
     path = tmp_path / "metrics.jsonl"
     before = Record(path, 0, lambda row: None, writes=True)
     run(trainer, [before], range(5))
@@ -112,9 +117,7 @@ def test_a_resume_cuts_the_record_to_what_the_checkpoint_has_and_goes_on_from_th
     assert record.target_tokens == 13 * LAST
 
 
-def test_the_seconds_of_each_kind_of_device_add_up_over_sessions_with_other_numbers_of_them(
-    trainer, tmp_path, monkeypatch
-):
+def test_device_seconds_add_up_over_sessions(trainer, tmp_path, monkeypatch):
     path, now = tmp_path / "metrics.jsonl", [1000.0]
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     sessions = [("H200", 8, range(3), 5.0), ("H200", 2, range(3, 5), 7.0), ("cpu", 3, range(5, LAST), 11.0)]
@@ -123,8 +126,8 @@ def test_the_seconds_of_each_kind_of_device_add_up_over_sessions_with_other_numb
         record.on_train_start(trainer, MODULE)
         for number in numbers:
             now[0] += seconds_each
-            run_one(trainer, record, number)
-        run_one(trainer, record, numbers.stop)  # an update that no checkpoint has: it is made again
+            record.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
+        run(trainer, [record], [numbers.stop], starts=False)  # an update that no checkpoint has: it is made again
         record.flush()
         now[0] += 13.0  # until the next session
     last = Record(path, LAST, lambda row: None, writes=True)
@@ -133,44 +136,22 @@ def test_the_seconds_of_each_kind_of_device_add_up_over_sessions_with_other_numb
     assert 3 * last.seconds != sum(last.device_seconds.values())  # control: nor are they the last session's devices
 
 
-def run_one(trainer, record, number) -> None:
-    record.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
-
-
-def test_only_one_rank_writes(trainer, tmp_path):
-    record = Record(tmp_path / "metrics.jsonl", 0, pytest.fail, writes=False)
-    run(trainer, [record], range(LAST))
-    record.flush()
-    assert not (tmp_path / "metrics.jsonl").exists()
-    assert record.waiting == []
-
-
-def test_rows_are_flushed_now_and_then_and_no_sooner(trainer, tmp_path, monkeypatch):
-    path = tmp_path / "metrics.jsonl"
-    record = Record(path, 0, lambda row: None, writes=True)
-    run(trainer, [record], range(2))
-    assert rows(path) == []
-    monkeypatch.setattr(callbacks, "FLUSH_SECONDS", 0.0)
-    run(trainer, [record], range(2, 4))
-    assert [row["step"] for row in rows(path)] == [1, 2, 3], "the last one may still turn out not to be finite"
-    record.flush()
-    assert [row["step"] for row in rows(path)] == [1, 2, 3, 4]
-
-
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("is_first", [True, False])
-def test_nothing_is_measured_or_saved_of_an_update_that_is_not_finite(trainer, tmp_path, is_first):
+def test_a_non_finite_update_is_neither_measured_nor_saved(trainer, tmp_path, is_first):
     """On no rank, so that none waits for another."""
     record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=is_first)
     save = Save(record, tmp_path / "checkpoints", 1, 3, LAST, StopFlag())
     for part in (Dev(record, pytest.fail, 1, LAST), save):
         record.on_train_batch_end(trainer, MODULE, outputs(0), update(0), 0)
 
-        def settle():
+        def wait_for_step():
             raise NonFinite
 
         with pytest.raises(NonFinite):
-            part.on_train_batch_end(trainer, SimpleNamespace(settle=settle, ranks=1), outputs(0), update(0), 0)
+            part.on_train_batch_end(
+                trainer, SimpleNamespace(wait_for_step=wait_for_step, ranks=1), outputs(0), update(0), 0
+            )
     assert (trainer.saved, rows(tmp_path / "metrics.jsonl") if is_first else []) == ([], [])
     if is_first:
         run(trainer, [save], range(1))  # control
@@ -178,8 +159,7 @@ def test_nothing_is_measured_or_saved_of_an_update_that_is_not_finite(trainer, t
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (7, [7]), (100, [7])])
-def test_dev_is_measured_every_so_many_updates_and_at_the_last(trainer, tmp_path, every, expected):
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+def test_dev_is_measured_at_its_interval_and_at_the_last_update(record, trainer, tmp_path, every, expected):
     dev = Dev(record, lambda: (34.0, 17), every, LAST)
     run(trainer, [record, dev], range(LAST))
     measured = [row for row in rows(tmp_path / "metrics.jsonl") if "dev/ppl" in row]
@@ -188,15 +168,14 @@ def test_dev_is_measured_every_so_many_updates_and_at_the_last(trainer, tmp_path
 
 
 @pytest.mark.parametrize("nats", [17 * 1e4, math.inf, math.nan])
-def test_a_dev_perplexity_that_is_no_number_ends_the_run_as_diverged(trainer, tmp_path, nats):
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+def test_a_non_finite_dev_perplexity_ends_the_run_as_diverged(record, trainer, tmp_path, nats):
     with pytest.raises(NonFinite, match=r"after update 2 the dev perplexity is (inf|nan): the run has diverged"):
         run(trainer, [record, Dev(record, lambda: (nats, 17), 2, LAST)], range(LAST))
 
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("cut", [3, 6, LAST])
-def test_a_measurement_that_a_signal_cuts_short_is_made_after_the_resume(trainer, tmp_path, cut):
+def test_a_measurement_cut_short_is_made_after_the_resume(trainer, tmp_path, cut):
     """The run saves and leaves without it; after the last update the decoding measures the same."""
     stop, calls = StopFlag(), []
 
@@ -228,15 +207,9 @@ def measured(path) -> list[int]:
     return [row["step"] for row in rows(path) if "dev/ppl" in row]
 
 
-def test_only_rank_0_measures(trainer, tmp_path):
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=False)
-    run(trainer, [record, Dev(record, pytest.fail, 1, LAST)], range(LAST))
-
-
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(("every", "expected"), [(1, [5, 6, 7]), (2, [4, 6, 7]), (3, [3, 6, 7]), (100, [7])])
-def test_checkpoints_come_every_so_many_updates_and_at_the_last_and_the_newest_stay(trainer, tmp_path, every, expected):
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+def test_checkpoints_come_at_their_interval_and_the_newest_stay(record, trainer, tmp_path, every, expected):
     run(trainer, [record, Save(record, tmp_path / "checkpoints", every, 3, LAST, StopFlag())], range(LAST))
     kept = sorted((tmp_path / "checkpoints").glob("*.ckpt"))
     assert kept == [checkpoint.path_of(tmp_path / "checkpoints", step) for step in expected]
@@ -244,8 +217,7 @@ def test_checkpoints_come_every_so_many_updates_and_at_the_last_and_the_newest_s
 
 
 @pytest.mark.usefixtures("signals")
-def test_the_record_on_the_disk_is_never_behind_the_checkpoint(trainer, tmp_path, monkeypatch):
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+def test_the_record_is_never_behind_the_checkpoint(record, trainer, tmp_path, monkeypatch):
     save = checkpoint.save
 
     def look_and_save(state, path):
@@ -259,8 +231,7 @@ def test_the_record_on_the_disk_is_never_behind_the_checkpoint(trainer, tmp_path
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
-def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, name):
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
+def test_a_signal_lets_the_update_end_saves_once_and_stops(record, trainer, tmp_path, name):
     save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, listening())
     run(trainer, [record, save], range(2))
     os.kill(os.getpid(), getattr(signal, name))
@@ -271,21 +242,10 @@ def test_a_signal_lets_the_update_end_saves_once_and_stops(trainer, tmp_path, na
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_signal_in_the_last_update_changes_nothing(trainer, tmp_path):
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, listening())
-    run(trainer, [record, save], range(LAST - 1))
-    os.kill(os.getpid(), signal.SIGTERM)
-    run(trainer, [record, save], range(LAST - 1, LAST), starts=False)
-    assert trainer.saved == [checkpoint.path_of(tmp_path / "checkpoints", LAST)]
-
-
-@pytest.mark.usefixtures("signals")
-def test_a_rank_stops_when_another_was_asked_to_once_the_checkpoint_is_whole(trainer, tmp_path, monkeypatch):
+def test_a_rank_stops_with_another_once_the_checkpoint_is_whole(record, trainer, tmp_path, monkeypatch):
     monkeypatch.setattr(MODULE, "ranks", 2)
     saved_at_barrier = []
     monkeypatch.setattr(torch.distributed, "barrier", lambda: saved_at_barrier.extend(trainer.saved))
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
     monkeypatch.setattr(callbacks, "agree", lambda module, step: None)
     save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, StopFlag())
     run(trainer, [record, save], range(2))
@@ -309,10 +269,9 @@ def test_only_rank_0_saves(trainer, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_rank_that_was_asked_to_stop_waits_until_all_know(trainer, tmp_path, monkeypatch):
+def test_a_rank_that_was_asked_to_stop_waits_until_all_know(record, trainer, tmp_path, monkeypatch):
     """Or it would leave the others in the middle of an update."""
     monkeypatch.setattr(MODULE, "ranks", 2)
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
     save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, listening())
     run(trainer, [record, save], range(1))
     os.kill(os.getpid(), signal.SIGTERM)
@@ -320,136 +279,78 @@ def test_a_rank_that_was_asked_to_stop_waits_until_all_know(trainer, tmp_path, m
     assert trainer.saved == []
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "gap", "not UTF-8", "not JSON"])
-def test_a_run_does_not_continue_with_a_record_that_lacks_updates(trainer, tmp_path, damage):
-    path = tmp_path / "metrics.jsonl"
-    record = Record(path, 0, lambda row: None, writes=True)
-    run(trainer, [record], range(5))
+def test_rows_are_flushed_now_and_then_but_the_pending_one(record, trainer, monkeypatch):
+    run(trainer, [record], range(2))
+    assert rows(record.path) == []
+    monkeypatch.setattr(callbacks, "FLUSH_SECONDS", 0.0)
+    run(trainer, [record], range(2, 4))
+    assert [row["step"] for row in rows(record.path)] == [1, 2, 3]  # the last may still prove not to be finite
+
+
+def test_other_ranks_neither_write_nor_measure(trainer, tmp_path):
+    record = Record(tmp_path / "metrics.jsonl", 0, pytest.fail, writes=False)
+    run(trainer, [record, Dev(record, pytest.fail, 1, LAST)], range(LAST))
     record.flush()
-    lines = path.read_bytes().splitlines(keepends=True)
-    Record(path, 5, lambda row: None, writes=True)  # control: the whole one is taken
-    contents = {
-        "short": lines[:3],
-        "gap": [*lines[:2], *lines[3:]],
-        "not UTF-8": [*lines[:2], b'{"step": 3, "x": "\xff"}\n', *lines[3:]],
-        "not JSON": [*lines[:2], b"{\n", *lines[3:]],
-    }
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(b"".join(contents[damage]))
-    found = {"missing": "update 1 is missing", "short": "update 4 is missing", "gap": "update 3 is missing"}
-    words = found.get(damage, "is damaged")
-    with pytest.raises(storage.StorageError, match=rf"metrics\.jsonl.*{words}.*delete its folder"):
-        Record(path, 5, lambda row: None, writes=True)
-
-
-@pytest.mark.parametrize("differ", [False, True])
-def test_ranks_that_hold_different_weights_save_nothing(trainer, tmp_path, monkeypatch, differ):
-    """One bit of one weight of another rank is enough."""
-    module, other = torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)
-    module.settle, module.one_wants_to_stop, module.ranks = (lambda: None), False, 2
-    module.saved = lambda: STATE
-    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
-    other.load_state_dict(module.state_dict())
-    if differ:
-        with torch.no_grad():
-            other.weight[2, 1] = torch.nextafter(other.weight[2, 1], torch.tensor(9.0))
-    hashes = []
-
-    def gather(into, mine):
-        hashes.append(mine)
-        if len(hashes) == 1:  # what the other rank would say
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(torch.distributed, "all_gather_object", lambda into, theirs: hashes.append(theirs))
-                callbacks.agree(other, 1)
-        into[:] = hashes
-
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    save = Save(record, tmp_path / "checkpoints", 1, 3, LAST, StopFlag())
-    if differ:
-        with pytest.raises(RuntimeError, match=r"after update 1 the ranks hold different weights .rank 0 "):
-            save.on_train_batch_end(trainer, module, outputs(0), update(0), 0)
-        assert trainer.saved == []
-    else:
-        save.on_train_batch_end(trainer, module, outputs(0), update(0), 0)
-        assert len(trainer.saved) == 1
-
-
-TRAINED = {"step": 2, "train/loss": 3.0, "source_tokens": 5, "target_tokens": 7, "seconds": 1.5}
+    assert not record.path.exists()
+    assert record.waiting == []
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("damage", "words"),
     [
-        *('{"step": 2', "null", '{"loss": 3}', "\0\0\0", '{"step": Infinity}', "[" * 100_000),
-        *(json.dumps(TRAINED | {key: value}) for key, value in (("seconds", None), ("source_tokens", "5"))),
-        json.dumps({key: value for key, value in TRAINED.items() if key != "seconds"}),
-        json.dumps(TRAINED | {"device_seconds/cpu": "1.5"}),
-        json.dumps(TRAINED | {"step": 10**400}),
+        (lambda lines: [], "update 1 is missing"),
+        (lambda lines: lines[:3], "update 4 is missing"),
+        (lambda lines: [*lines[:2], *lines[3:]], "update 3 is missing"),
+        (lambda lines: [*lines[:2], b'{"step": 3, "x": "\xff"}\n', *lines[3:]], "is damaged"),
+        (lambda lines: [*lines[:2], b'{"step": 3, "train/loss": 3.0, "seconds": null}\n', *lines[3:]], "is damaged"),
     ],
-    ids=range(11),
 )
-def test_a_damaged_record_is_named_with_its_line_and_not_cut(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    before = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
-    path.write_text(before)
-    with pytest.raises(storage.StorageError, match=r"metrics\.jsonl: line 2 is damaged"):
-        Record(path, 3, lambda row: None, writes=True)
-    assert path.read_text() == before
+def test_a_record_that_lacks_updates_is_refused_and_not_cut(record, trainer, damage, words):
+    run(trainer, [record], range(5))
+    record.flush()
+    Record(record.path, 5, lambda row: None, writes=True)  # control: the whole one is taken
+    damaged = b"".join(damage(record.path.read_bytes().splitlines(keepends=True)))
+    record.path.write_bytes(damaged)
+    with pytest.raises(storage.StorageError, match=rf"metrics\.jsonl.*{words}.*delete its folder"):
+        Record(record.path, 5, lambda row: None, writes=True)
+    assert record.path.read_bytes() == damaged
 
 
-def test_a_whole_record_is_read_and_one_that_cannot_be_read_is_named(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    dev = {"step": 2, "dev/ppl": 1e300}  # finite, so that it was written
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in (TRAINED | {"step": 1}, TRAINED, dev)))
-    assert Record(path, 2, lambda row: None, writes=True).target_tokens == 14  # control
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(storage.StorageError, match=r"cannot read .*metrics\.jsonl: Is a directory"):
-        Record(path, 2, lambda row: None, writes=True)
+@pytest.mark.parametrize("differ", [False, True])
+def test_ranks_that_hold_different_weights_are_refused(monkeypatch, differ):
+    """One bit of one weight of another rank is enough."""
+    module, digests = torch.nn.Linear(3, 5), []
+
+    def gather(into, digest):
+        digests.append(digest)
+        into[:] = digests[-2:]
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    callbacks.agree(module, 1)
+    if differ:
+        with torch.no_grad():
+            module.weight[2, 1] = torch.nextafter(module.weight[2, 1], torch.tensor(9.0))
+    with pytest.raises(RuntimeError, match="after update 2 the ranks hold") if differ else contextlib.nullcontext():
+        callbacks.agree(module, 2)
 
 
-def test_the_bar_prints_nothing_per_update_into_a_log(trainer, tmp_path, capsys):
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    bar = Bar(record, "base", 0, LAST)
-    run(trainer, [bar], range(LAST))
-    bar.teardown(trainer, None, "fit")
-    assert "".join(capsys.readouterr()) == ""
-
-
-def test_an_error_in_training_finds_the_bar_gone(trainer, tmp_path, monkeypatch):
+def test_an_error_in_training_finds_the_bar_gone(record, trainer, tmp_path, monkeypatch):
     """Else the cursor stays hidden, and the line that says what happened stands above a bar drawn once more."""
     monkeypatch.setattr(progress, "is_terminal", lambda stream: True)
-    bar = Bar(Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True), "base", 0, LAST)
+    bar = Bar(record, "base", 0, LAST)
     bar.on_train_start(trainer, MODULE)
     assert bar.progress.live.is_started  # control
     bar.on_exception(trainer, MODULE, KeyboardInterrupt())
     assert not bar.progress.live.is_started
 
 
-def test_the_log_tells_now_and_then_where_the_run_is_and_how_long_it_takes(trainer, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
-    bar = Bar(record, "base", 4, LAST)
-    run(trainer, [bar], range(4, LAST))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(",")[0] for line in lines] == [f"base: update {n} of 7" for n in (5, 6, 7)]
-    assert all("target tokens/s" in line for line in lines)
-    assert lines[-1].endswith(" 0 s left")
-    record.writes = False
-    run(trainer, [bar], range(4, LAST))
-    assert capsys.readouterr().out == ""
-
-
-def test_after_a_resume_pace_and_time_left_are_those_of_this_session(trainer, tmp_path, capsys, monkeypatch):
+def test_the_log_shows_pace_and_time_left_of_this_session(record, trainer, tmp_path, capsys, monkeypatch):
     """On a clock of its own: each update takes a second and has 13 target tokens."""
     now = [1000.0]
     monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    bar = Bar(Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True), "base", 4, LAST)
+    bar = Bar(record, "base", 4, LAST)
     now[0] += 100.0  # until the trainer is built
     bar.on_train_start(trainer, MODULE)
     for number in range(4, LAST):

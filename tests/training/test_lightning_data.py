@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiayn.core import signals
 from aiayn.core.signals import Interrupted, StopFlag
-from aiayn.data.encoded import Pairs
+from aiayn.data.dataset import Pairs
 from aiayn.data.update_plan import gather, training_plan
 from aiayn.training import lightning_data
 from aiayn.training.lightning_data import Update

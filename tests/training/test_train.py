@@ -4,12 +4,9 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,14 +18,12 @@ from trained_runs import equal, rows
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import ConfigError, vary
-from aiayn.core import storage
-from aiayn.data import wmt14
-from aiayn.data.download import Remote
-from aiayn.evaluation.evaluate import trained as trained_model
-from aiayn.paper.attention import Linear
+from aiayn.core import exit_codes, storage
 from aiayn.paper.dropout import Dropout
-from aiayn.paper.fast import kernels
-from aiayn.runs import checkpoint, jobs
+from aiayn.paper.layers import Linear
+from aiayn.paper.transformer import Transformer
+from aiayn.runs import checkpoint, jobs, models, records
+from aiayn.sweep import one_run
 from aiayn.training import train
 from aiayn.training.lightning_model import LightningTransformer, NonFinite
 
@@ -63,9 +58,9 @@ def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path):
     assert last["dev/ppl"] == pytest.approx(result["dev"]["ppl"], rel=1e-6)
 
 
-def test_a_result_has_the_epochs_pace_parameters_and_hashes_of_its_own_run(finished, tmp_path):
+def test_a_result_has_the_pace_parameters_and_hashes_of_its_run(finished, tmp_path):
     run = compose.compose_row(*finished)
-    model, dataset, folder = trained_model(run)
+    model, dataset, folder = models.trained(run)
     shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
     seen = {"source_tokens": 3000, "target_tokens": 50_000, "seconds": 2.5, "device_seconds": {"cpu": 7.5}}
     record = SimpleNamespace(**seen, device="cpu", add_dev=lambda *measured: None, view=lambda row: None)
@@ -84,7 +79,7 @@ def test_a_result_has_the_epochs_pace_parameters_and_hashes_of_its_own_run(finis
 
 
 @pytest.mark.slow
-def test_kill_9_in_the_middle_and_the_same_command_again_give_the_same_run(toy, tmp_path, aiayn):
+def test_kill_9_and_the_same_command_again_give_the_same_run(toy, tmp_path, aiayn):
     arguments = ["train", *toy, "training.max_steps=60"]
     folder = folders.run_folder(compose.compose_row(*arguments[1:]))
     worker = subprocess.Popen(
@@ -106,7 +101,7 @@ def test_kill_9_in_the_middle_and_the_same_command_again_give_the_same_run(toy, 
     assert "nothing to do" in aiayn(*arguments).stdout
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(toy_run, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_and_exits_with_3(toy_run, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     step = LightningTransformer.training_step
 
@@ -118,19 +113,11 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_exits_with_3(t
 
     monkeypatch.setattr(LightningTransformer, "training_step", poisoned)
     storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
-    assert train.main(folder) == jobs.NON_FINITE
-    assert "update 3" in jobs.failure(folder)["cause"]
+    assert train.main(folder) == exit_codes.NON_FINITE
+    assert "update 3" in records.failure(folder)["cause"]
     assert final_state(folder)["updates_done"] == 2
     with pytest.raises(NonFinite, match="first parameter with a non-finite gradient"):
         train.train(toy_run, folder)
-
-
-def test_where_the_rows_of_table_3_are_compiled_one_beyond_it_trains_uncompiled(toy_run, tmp_path, monkeypatch):
-    run = vary(toy_run, hardware={"compile": True}, training={"max_steps": 1})
-    monkeypatch.setattr(train, "compile_stacks", lambda *_: 1 / 0)
-    trained(vary(run, model={"positions": "none"}), tmp_path / "beyond")
-    with pytest.raises(ZeroDivisionError):  # control
-        train.train(run, tmp_path / "base")
 
 
 @pytest.mark.parametrize(
@@ -145,8 +132,29 @@ def test_the_devices_at_work_are_gpus_or_the_cores_of_all_ranks(words, expected,
     assert train.devices_at_work(compose.compose_row(*words)) == expected
 
 
+def test_a_row_beyond_table_3_trains_uncompiled(toy_run, tmp_path, monkeypatch):
+    run = vary(toy_run, hardware={"compile": True}, training={"max_steps": 1})
+    monkeypatch.setattr(Transformer, "compile_stacks", lambda *_, **__: 1 / 0)
+    trained(vary(run, model={"positions": "none"}), tmp_path / "beyond")
+    with pytest.raises(ZeroDivisionError):  # control
+        train.train(run, tmp_path / "base")
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_deterministic_algorithms_are_used_where_asked_for(toy_run, tmp_path, monkeypatch, deterministic):
+    step, seen = LightningTransformer.training_step, []
+
+    def watched(self, batch, index):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return step(self, batch, index)
+
+    monkeypatch.setattr(LightningTransformer, "training_step", watched)
+    trained(vary(toy_run, hardware={"deterministic": deterministic}), tmp_path / "run")
+    assert seen == [deterministic] * 6
+
+
 @pytest.mark.slow
-def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_path, aiayn):
+def test_two_ranks_train_what_one_trains_by_torchrun_too(toy, tmp_path, aiayn):
     """With dropout, whose masks do not depend on which rank has a sentence."""
     states = []
     for devices in (1, 2):
@@ -170,29 +178,13 @@ def test_two_ranks_train_what_one_trains_and_torchrun_may_start_them(toy, tmp_pa
     assert len(one) > 10
     for name, weight in one.items():
         assert torch.allclose(weight, two[name], rtol=0, atol=1e-9), name
-    start = train.build(compose.compose_row(*toy), 25).state_dict()
+    start = models.build(compose.compose_row(*toy), 25).state_dict()
     assert not torch.allclose(
         start["embedding.weight"].double(), one["transformer.embedding.weight"], atol=1e-3
     )  # control
 
 
-def test_the_number_of_micro_batches_does_not_change_the_gradient(toy_run, tmp_path):
-    """Updates of the same sentences whole and in many parts, with dropout: the weights agree to rounding."""
-    weights = {}
-    for tokens in (13, 40, 64):
-        run = dataclasses.replace(
-            toy_run,
-            training=dataclasses.replace(toy_run.training, max_steps=3),
-            hardware=dataclasses.replace(toy_run.hardware, tokens_per_micro_batch=tokens, precision="64-true"),
-        )
-        weights[tokens] = final_state(trained(run, tmp_path / str(tokens)))["state_dict"]
-    for name, weight in weights[64].items():
-        for tokens in (13, 40):
-            # Adam's epsilon is 1e-9: noise of 1e-17 in a gradient that is zero but for rounding moves a weight by 1e-9
-            assert float((weight - weights[tokens][name]).abs().max()) < 1e-8, (tokens, name)
-
-
-def test_the_seed_decides_initial_weights_order_of_sentences_and_dropout(toy, tmp_path, monkeypatch):
+def test_the_seed_decides_weights_order_and_dropout(toy, tmp_path, monkeypatch):
     """Through the command's own configuration: three seeds of a row that were copies would look like no variance."""
     step, forward, seen = LightningTransformer.training_step, Dropout.forward, {}
 
@@ -252,7 +244,7 @@ def test_a_shorter_run_is_the_beginning_of_a_longer_one(toy_run, tmp_path):
         ("64-true", torch.float64, torch.float64),
     ],
 )
-def test_training_computes_its_products_in_the_precision_asked_for(toy, tmp_path, precision, products, weights):
+def test_products_are_computed_in_the_precision_asked_for(toy, tmp_path, precision, products, weights):
     seen = []
 
     def watch(module, inputs, output):
@@ -267,9 +259,7 @@ def test_training_computes_its_products_in_the_precision_asked_for(toy, tmp_path
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_run_has_as_many_threads_as_it_asks_for_in_its_process_and_its_environment(
-    toy, tmp_path, monkeypatch, threads
-):
+def test_a_run_has_as_many_threads_as_it_asks_for(toy, tmp_path, monkeypatch, threads):
     step, seen = LightningTransformer.training_step, set()
 
     def watched(self, batch, index):
@@ -287,28 +277,8 @@ def test_a_run_has_as_many_threads_as_it_asks_for_in_its_process_and_its_environ
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(jobs.sys, "executable", str(tmp_path / "python"))
     other = dataclasses.replace(run, seed=2)
-    jobs.run_here(other)
+    one_run.run_here(other)
     assert (tmp_path / "environment").read_text() == f"{threads} {threads}\n"
-
-
-def test_deterministic_algorithms_are_used_where_asked_for_and_a_cpu_has_the_same_bits_without(
-    toy_run, tmp_path, monkeypatch
-):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)  # and what Lightning makes of it is forgotten
-    step, seen = LightningTransformer.training_step, []
-
-    def watched(self, batch, index):
-        seen.append((torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")))
-        return step(self, batch, index)
-
-    monkeypatch.setattr(LightningTransformer, "training_step", watched)
-    states = []
-    for asked in (True, False):
-        hardware = dataclasses.replace(toy_run.hardware, deterministic=asked)
-        run = dataclasses.replace(toy_run, hardware=hardware)
-        states.append(final_state(trained(run, tmp_path / str(asked))))
-    assert seen == [(True, ":4096:8")] * 6 + [(False, ":4096:8")] * 6
-    assert equal(*states)
 
 
 def test_other_ranks_than_the_run_has_devices_are_refused(toy_run, tmp_path, monkeypatch):
@@ -316,19 +286,9 @@ def test_other_ranks_than_the_run_has_devices_are_refused(toy_run, tmp_path, mon
     storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(toy_run))
     monkeypatch.setattr(train, "end_with_failure", lambda folder, code, cause: (code, cause))
     assert train.main(tmp_path / "run") == (
-        jobs.WRONG_CONFIGURATION,
+        exit_codes.WRONG_CONFIGURATION,
         "hardware.devices=1: torchrun started 3 ranks; start as many",
     )
-
-
-def test_a_run_that_could_not_be_searched_is_refused_before_it_trains(toy_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "COMPILER", None)
-    monkeypatch.setattr(kernels, "library", kernels.library.__wrapped__)
-    monkeypatch.setattr(train, "prepare", lambda *_: pytest.fail("it begins"))
-    run = dataclasses.replace(toy_run, decoding=dataclasses.replace(toy_run.decoding, compile=True))
-    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(run))
-    assert train.main(tmp_path / "run") == jobs.WRONG_CONFIGURATION
-    assert "there is no C compiler" in jobs.failure(tmp_path / "run")["cause"]
 
 
 @pytest.mark.parametrize("rank", ["", "0"], ids=["alone", "rank 0 of several"])
@@ -338,13 +298,13 @@ def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
     folder = tmp_path / "run"
     storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
     with storage.lock(folder / ".lock", wait=False):
-        assert train.main(folder) == jobs.STORAGE
-    assert "in use by process" in jobs.failure(folder)["cause"]
+        assert train.main(folder) == exit_codes.STORAGE
+    assert "in use by process" in records.failure(folder)["cause"]
 
 
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError, LookupError])
-def test_an_error_that_nobody_foresaw_leaves_its_traceback_and_exit_1(toy_run, tmp_path, monkeypatch, capsys, kind):
+def test_an_unforeseen_error_leaves_its_traceback_and_exit_1(toy_run, tmp_path, monkeypatch, capsys):
+    kind = LookupError
     folder = tmp_path / "run"
     step = LightningTransformer.training_step
 
@@ -355,70 +315,16 @@ def test_an_error_that_nobody_foresaw_leaves_its_traceback_and_exit_1(toy_run, t
 
     storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
     monkeypatch.setattr(LightningTransformer, "training_step", broken)
-    assert train.main(folder) == jobs.FAILED
-    assert f"{kind.__name__}: operands could not" in jobs.failure(folder)["cause"]
+    assert train.main(folder) == exit_codes.FAILED
+    assert f"{kind.__name__}: operands could not" in records.failure(folder)["cause"]
     printed = capsys.readouterr().err
     assert "Traceback" in printed
     assert "in broken" in printed
     # Control: one of ours is one line and code 2
     kind = ConfigError
     (folder / "failure.json").unlink()
-    assert train.main(folder) == jobs.WRONG_CONFIGURATION
+    assert train.main(folder) == exit_codes.WRONG_CONFIGURATION
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("damage", ["missing", "not UTF-8"])
-def test_a_finished_training_without_its_record_is_a_storage_error_that_names_it(toy_run, tmp_path, damage):
-    """The last update is saved, and the process died before it had decoded."""
-    folder = trained(toy_run, tmp_path / "run")
-    (folder / "result.json").unlink()
-    if damage == "missing":
-        (folder / "metrics.jsonl").unlink()
-    else:
-        (folder / "metrics.jsonl").write_bytes(b"\xff" + (folder / "metrics.jsonl").read_bytes())
-    assert train.main(folder) == jobs.STORAGE
-    assert str(folder / "metrics.jsonl") in jobs.failure(folder)["cause"]
-    assert "delete its folder" in jobs.failure(folder)["cause"]
-    assert not (folder / "result.json").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_download_at_once_although_the_server_is_silent(
-    toy_run, server, tmp_path, monkeypatch, capsys, number
-):
-    """Otherwise the second half would come, and then the other archives be asked for."""
-    content, goes_on, downloads = b"x" * 100_003, threading.Event(), tmp_path / "prepared" / "downloads"
-
-    def served(part: wmt14.Part) -> wmt14.Part:
-        server.files[part.archive.name] = content
-        remote = Remote(server.url(part.archive.name), len(content), hashlib.sha256(content).hexdigest())
-        return dataclasses.replace(part, archive=remote)
-
-    def half_of_it(answer, content: bytes) -> None:
-        answer.start(200, len(content))
-        answer.wfile.write(content[:50_021])
-        partial = downloads / f".{corpus.archives[0].name}.part"
-        while not partial.exists() or partial.stat().st_size < 50_021:  # then the command waits for more
-            time.sleep(0.01)
-        os.kill(os.getpid(), number)
-        goes_on.wait(20)
-        answer.wfile.write(content[50_021:])
-
-    whole = wmt14.CORPORA["wmt14_en_de"]
-    corpus = wmt14.Corpus("en-de", 2003, tuple(map(served, whole.train)), served(whole.dev), served(whole.test))
-    monkeypatch.setitem(wmt14.CORPORA, "wmt14_en_de", corpus)
-    server.faults = [half_of_it]
-    files = {f"{split}_{side}": "" for split in ("train", "dev", "test") for side in ("source", "target")}
-    data = dataclasses.replace(toy_run.data, name="wmt14_en_de", **files)
-    run = dataclasses.replace(toy_run, data=data, prepared=str(tmp_path / "prepared"))
-    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(run))
-    assert train.main(tmp_path / "run") == jobs.INTERRUPTED
-    goes_on.set()
-    assert f"stopped by {number.name}; repeat the command to go on from here" in capsys.readouterr().out
-    assert server.asked == [(corpus.archives[0].name, None)]
-    assert wmt14.missing(corpus, downloads) == [remote.name for remote in corpus.archives]
-    assert not (tmp_path / "run" / "failure.json").exists()
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from aiayn.config import compose
-from aiayn.core import storage
-from aiayn.runs import jobs
+from aiayn.core import exit_codes, storage
+from aiayn.runs import records
 from aiayn.training import train, worker
 
 
@@ -23,7 +23,7 @@ def test_a_worker_whose_parent_is_gone_ends_before_it_imports_torch(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("code", [jobs.DONE, jobs.INTERRUPTED, jobs.STORAGE])
+@pytest.mark.parametrize("code", [exit_codes.DONE, exit_codes.INTERRUPTED, exit_codes.STORAGE])
 def test_a_worker_returns_the_code_of_its_run(tmp_path, monkeypatch, code):
     monkeypatch.delenv("AIAYN_PARENT", raising=False)
     monkeypatch.setattr(train, "main", lambda folder: code if folder == tmp_path else None)
@@ -33,5 +33,5 @@ def test_a_worker_returns_the_code_of_its_run(tmp_path, monkeypatch, code):
 def test_a_folder_whose_config_is_damaged_is_one_line_and_code_2(toy_run, tmp_path, monkeypatch):
     monkeypatch.delenv("AIAYN_PARENT", raising=False)
     storage.write_text(tmp_path / "config.yaml", compose.to_yaml(toy_run)[:99])
-    assert worker.main(tmp_path) == jobs.WRONG_CONFIGURATION
-    assert "config.yaml is damaged: " in jobs.failure(tmp_path)["cause"]
+    assert worker.main(tmp_path) == exit_codes.WRONG_CONFIGURATION
+    assert "config.yaml is damaged: " in records.failure(tmp_path)["cause"]

@@ -1,1 +1,1 @@
-"""What the paper argues against, and what others put in the place of its parts: one key each, without faster ways."""
+"""What the paper argues against, and what others put in the place of its parts: one key each."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aiayn.alternatives.relative_positions import RelativeScores
+from aiayn.alternatives.relative_positions import RelativePositions
 from aiayn.alternatives.scores import AdditiveScores, dot_products
 from aiayn.paper.attention import MemoryAttention, SelfAttention
 from aiayn.paper.layers import AddAndNorm
@@ -20,7 +20,7 @@ def transformer(*, kind: str, positions: str, scores: str, residual: str, **size
             elif scores == "additive":
                 module.scores = AdditiveScores(module.num_heads, module.d_k)
             elif positions == "relative" and isinstance(module, SelfAttention):
-                module.scores = RelativeScores(module.num_heads, module.d_k)
+                module.bias = RelativePositions(module.num_heads, module.d_k)
         elif isinstance(module, AddAndNorm):
             module.residual = residual == "connections"
     model.positions_before_every_layer = residual == "positions"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from aiayn.paper.attention import attend
 from aiayn.paper.batch import Batch, Packing, to_device
 from aiayn.paper.dropout import Dropout, Randomness, draw, layer_keys
 from aiayn.paper.transformer import Transformer
@@ -128,11 +129,9 @@ class TimeSteps(Packing):
 
 
 def without_autocast(x: Tensor) -> torch.autocast:
-    """A context in which an LSTM computes in the precision of its weights.
-
-    Under autocast cuDNN takes float16 for LSTMs whatever was asked for, in which gradients of 25 000 tokens' mean are 0
-    (ATen/cudnn/AutocastRNN.cpp); oneDNN has no bf16 for them without AVX-512.
-    """
+    """A context in which an LSTM computes in the precision of its weights."""
+    # cuDNN would take float16 whatever was asked for, in which gradients of 25 000 tokens' mean are 0
+    # (ATen/cudnn/AutocastRNN.cpp); oneDNN has no bf16 for LSTMs without AVX-512
     return torch.autocast(x.device.type, enabled=False)
 
 
@@ -145,12 +144,8 @@ class DotAttention(nn.Module):
         self.combine = nn.Linear(2 * d_model, d_model, bias=False)
 
     def forward(self, states: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
-        """The decoder's states (B, T, D) as (B, T, D); memory (B, L, D), mask (B, 1, 1, L) of 0 or -inf."""
-        scores = states @ memory.transpose(1, 2)  # (B, T, L)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if mask is not None:
-            scores = scores + mask.squeeze(1)
-        context = scores.softmax(2).to(memory.dtype) @ memory
+        """The decoder's states (B, T, D) as (B, T, D); memory (B, L, D), a mask (B, 1, 1, L)."""
+        context, _ = attend(states @ memory.transpose(1, 2), memory, None if mask is None else mask.squeeze(1))
         return self.combine(torch.cat((context, states), 2)).tanh()  # type: ignore[no-any-return]
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-# Q query tokens; M tokens that they look at; H heads; K d_k
+# Q query tokens; M tokens that they attend to; H heads; K d_k
 
 
 def dot_products(queries: Tensor, keys: Tensor) -> Tensor:

@@ -115,7 +115,9 @@ def scaled(config: Config) -> Config:
 
     by_scale = {"max_steps": scale.steps, "dev_every": scale.steps, "checkpoint_every": scale.steps}
     by_scale |= {"warmup_steps": scale.warmup, "tokens_per_update": scale.batch}
-    widths = {key: times(getattr(model, key), scale.width) for key in ("d_model", "d_ff", "d_k", "d_v")}
+    widths = {key: times(getattr(model, key), scale.width) for key in ("d_model", "d_ff")}
+    # Rows (A) and (B) are about the size of heads, which a scale may leave as it is
+    widths |= {key: times(getattr(model, key), scale.head_width) for key in ("d_k", "d_v")}
     counts = {key: times(getattr(training, key), factor) for key, factor in by_scale.items()}
     rate = training.learning_rate_factor * scale.learning_rate
     return vary(

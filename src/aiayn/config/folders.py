@@ -1,4 +1,4 @@
-"""Where the files of a run, of a table and of a corpus lie: names that say what the run means."""
+"""Where the files of a run, of a table and of a corpus lie: their names follow from the result-affecting keys."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aiayn.config.compose import scaled, unscaled
-from aiayn.config.schema import Config, meaning, vary
+from aiayn.config.schema import Config, result_affecting, vary
 
 # How a folder and a table name the precision of their runs.
 PRECISIONS = {"32-true": "", "64-true": ".fp64", "bf16-mixed": ".bf16"}
@@ -59,9 +59,9 @@ def variation(config: Config) -> str:
 
 
 def differences(config: Config) -> dict[str, Any]:
-    """The keys of a run's meaning that differ from its row's, with their values after scaling."""
-    own = meaning(scaled(unscaled(config.experiment, config)))
-    return {key: value for key, value in meaning(config).items() if value != own[key]}
+    """The result-affecting keys that differ from the row's, with their values after scaling."""
+    own = result_affecting(scaled(unscaled(config.experiment, config)))
+    return {key: value for key, value in result_affecting(config).items() if value != own[key]}
 
 
 def label(config: Config) -> str:

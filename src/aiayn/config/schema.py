@@ -29,43 +29,39 @@ class ConfigError(ValueError):
     """A value that a user can get wrong: one line naming the key, the value and what is allowed."""
 
 
-# `meaning` says whether a run's numbers depend on a key: with another value it is another run, and a resume is refused.
-# All other keys are harmless, and may change under a run: how often it is measured and saved, where it computes and
-# where it is shown. Sentences of each update and all formulas stay the same; at most, sums of the same precision are
-# rounded in another order, and with bf16 other kernels round other intermediate results.
+# `affects_result`: a run's numbers depend on the key. With another value it is another run, and a resume is refused.
+# The others are runtime keys and may change under a run: how often it is measured and saved, where it computes and is
+# shown. The sentences of each update and all formulas stay the same; at most, sums of the same precision are rounded
+# in another order, and with bf16 other kernels round other intermediate results.
 def _number(
-    low: float, high: float = math.inf, *, meaning: bool, below: float = math.inf, default: Any = MISSING
+    low: float, high: float = math.inf, *, affects_result: bool, below: float = math.inf, default: Any = MISSING
 ) -> Any:
-    return field(default=default, metadata={"low": low, "high": high, "below": below, "meaning": meaning})
+    return field(default=default, metadata={"low": low, "high": high, "below": below, "affects_result": affects_result})
 
 
-def _one_of(*choices: str, meaning: bool) -> Any:
-    return field(default=MISSING, metadata={"choices": choices, "meaning": meaning})
+def _one_of(*choices: str, affects_result: bool) -> Any:
+    return field(default=MISSING, metadata={"choices": choices, "affects_result": affects_result})
 
 
-def _name(*, meaning: bool) -> Any:
-    return field(default=MISSING, metadata={"name": True, "meaning": meaning})
-
-
-def _any(*, meaning: bool, default: Any = MISSING) -> Any:
-    return field(default=default, metadata={"meaning": meaning})
+def _any(*, affects_result: bool, default: Any = MISSING, **limits: bool) -> Any:
+    return field(default=default, metadata={"affects_result": affects_result, **limits})
 
 
 @dataclass
 class Model:
     """Section 3: the sizes of the Transformer, and which of its parts are not the paper's."""
 
-    num_layers: int = _number(1, 64, meaning=True)
-    d_model: int = _number(2, 65536, meaning=True)
-    d_ff: int = _number(0, 262144, meaning=True)  # 0, like the three after it, in a recurrent model
-    num_heads: int = _number(0, 1024, meaning=True)
-    d_k: int = _number(0, 65536, meaning=True)
-    d_v: int = _number(0, 65536, meaning=True)
-    dropout: float = _number(0.0, below=1.0, meaning=True)
-    kind: str = _one_of("transformer", "rnn", "rnn_attention", meaning=True)
-    positions: str = _one_of("sinusoids", "learned", "relative", "none", meaning=True)
-    scores: str = _one_of("scaled", "dot", "additive", meaning=True)
-    residual: str = _one_of("connections", "none", "positions", meaning=True)
+    num_layers: int = _number(1, 64, affects_result=True)
+    d_model: int = _number(2, 65536, affects_result=True)
+    d_ff: int = _number(0, 262144, affects_result=True)  # 0, like the three after it, in a recurrent model
+    num_heads: int = _number(0, 1024, affects_result=True)
+    d_k: int = _number(0, 65536, affects_result=True)
+    d_v: int = _number(0, 65536, affects_result=True)
+    dropout: float = _number(0.0, below=1.0, affects_result=True)
+    kind: str = _one_of("transformer", "rnn", "rnn_attention", affects_result=True)
+    positions: str = _one_of("sinusoids", "learned", "relative", "none", affects_result=True)
+    scores: str = _one_of("scaled", "dot", "additive", affects_result=True)
+    residual: str = _one_of("connections", "none", "positions", affects_result=True)
 
     @property
     def in_table3(self) -> bool:
@@ -78,11 +74,11 @@ class Model:
 class Fidelity:
     """Whose Transformer: the paper's text, or where it differs the code that its authors released."""
 
-    name: str = _one_of("paper", "released_code", meaning=True)
-    sinusoids: str = _one_of("alternating", "halves", meaning=True)
-    target_space: bool = _any(meaning=True)
-    zero_start: bool = _any(meaning=True)
-    embedding_rows: int = _number(0, 1_000_000, meaning=True)
+    name: str = _one_of("paper", "released_code", affects_result=True)
+    sinusoids: str = _one_of("alternating", "halves", affects_result=True)
+    target_space: bool = _any(affects_result=True)
+    zero_start: bool = _any(affects_result=True)
+    embedding_rows: int = _number(0, 1_000_000, affects_result=True)
 
     def rows(self, vocab_size: int) -> int:
         """The rows of the embedding for a vocabulary of this size."""
@@ -94,67 +90,68 @@ class Fidelity:
 class Training:
     """Section 5: the one recipe of all rows."""
 
-    max_steps: int = _number(1, 1e12, meaning=True)
-    warmup_steps: int = _number(1, 1e12, meaning=True)
-    tokens_per_update: int = _number(1, 1e12, meaning=True)
-    label_smoothing: float = _number(0.0, below=1.0, meaning=True)
-    learning_rate_factor: float = _number(0.0, 1e6, meaning=True)
-    adam_beta1: float = _number(0.0, below=1.0, meaning=True)
-    adam_beta2: float = _number(0.0, below=1.0, meaning=True)
-    adam_epsilon: float = _number(0.0, 1.0, meaning=True)
-    dev_every: int = _number(1, 1e12, meaning=False)
-    checkpoint_every: int = _number(1, 1e12, meaning=False)
-    keep_checkpoints: int = _number(1, 1e12, meaning=False)
+    max_steps: int = _number(1, 1e12, affects_result=True)
+    warmup_steps: int = _number(1, 1e12, affects_result=True)
+    tokens_per_update: int = _number(1, 1e12, affects_result=True)
+    label_smoothing: float = _number(0.0, below=1.0, affects_result=True)
+    learning_rate_factor: float = _number(0.0, 1e6, affects_result=True)
+    adam_beta1: float = _number(0.0, below=1.0, affects_result=True)
+    adam_beta2: float = _number(0.0, below=1.0, affects_result=True)
+    adam_epsilon: float = _number(0.0, 1.0, affects_result=True)
+    dev_every: int = _number(1, 1e12, affects_result=False)
+    checkpoint_every: int = _number(1, 1e12, affects_result=False)
+    keep_checkpoints: int = _number(1, 1e12, affects_result=False)
 
 
 @dataclass
 class Data:
     """Which parallel text, and its vocabulary."""
 
-    name: str = _name(meaning=True)
-    vocab_size: int = _number(8, 1_000_000, meaning=True)
-    max_length: int = _number(2, 100_000, meaning=True)
-    source: str = _any(meaning=False)  # only where the archives lie: which they are is known by their SHA-256
-    source_language: str = _name(meaning=True)
-    target_language: str = _name(meaning=True)
-    train_source: str = _any(meaning=True)
-    train_target: str = _any(meaning=True)
-    dev_source: str = _any(meaning=True)
-    dev_target: str = _any(meaning=True)
-    test_source: str = _any(meaning=True)
-    test_target: str = _any(meaning=True)
+    name: str = _any(name=True, affects_result=True)
+    vocab_size: int = _number(8, 1_000_000, affects_result=True)
+    max_length: int = _number(2, 100_000, affects_result=True)
+    source: str = _any(affects_result=False)  # only where the archives lie: which they are is known by their SHA-256
+    source_language: str = _any(name=True, affects_result=True)
+    target_language: str = _any(name=True, affects_result=True)
+    train_source: str = _any(affects_result=True)
+    train_target: str = _any(affects_result=True)
+    dev_source: str = _any(affects_result=True)
+    dev_target: str = _any(affects_result=True)
+    test_source: str = _any(affects_result=True)
+    test_target: str = _any(affects_result=True)
 
 
 @dataclass
 class Scale:
     """The dial that multiplies the numbers of every row alike, and the part of the corpus that they learn from."""
 
-    name: str = _name(meaning=True)
-    width: float = _number(1e-6, 1e6, meaning=True)
-    layers: float = _number(1e-6, 1e6, meaning=True)
-    steps: float = _number(1e-9, 1e6, meaning=True)
-    warmup: float = _number(1e-9, 1e6, meaning=True)
-    batch: float = _number(1e-9, 1e6, meaning=True)
-    learning_rate: float = _number(1e-6, 1e6, meaning=True)
-    max_words: int = _number(0, meaning=True)
-    max_train_words: int = _number(0, meaning=True)
-    pairs: int = _number(0, meaning=True)
+    name: str = _any(name=True, affects_result=True)
+    width: float = _number(1e-6, 1e6, affects_result=True)
+    head_width: float = _number(1e-6, 1e6, affects_result=True)
+    layers: float = _number(1e-6, 1e6, affects_result=True)
+    steps: float = _number(1e-9, 1e6, affects_result=True)
+    warmup: float = _number(1e-9, 1e6, affects_result=True)
+    batch: float = _number(1e-9, 1e6, affects_result=True)
+    learning_rate: float = _number(1e-6, 1e6, affects_result=True)
+    max_words: int = _number(0, affects_result=True)
+    max_train_words: int = _number(0, affects_result=True)
+    pairs: int = _number(0, affects_result=True)
 
 
 @dataclass
 class Hardware:
     """Where a run computes, and with how many bits."""
 
-    name: str = _name(meaning=False)  # no number is read from it
-    accelerator: str = _one_of("cpu", "gpu", meaning=False)  # other kernels: the order of sums, what bf16 rounds
-    devices: int = _number(1, 1024, meaning=False)  # gradients are summed over ranks, then divided: the order of sums
+    name: str = _any(name=True, affects_result=False)  # no number is read from it
+    accelerator: str = _one_of("cpu", "gpu", affects_result=False)  # other kernels: the order of sums, what bf16 rounds
+    devices: int = _number(1, 1024, affects_result=False)  # gradients are summed over ranks: the order of sums
     # bfloat16 keeps 8 bits of a product's factors, and 64 bits move every weight
-    precision: str = _one_of("32-true", "64-true", "bf16-mixed", meaning=True)
-    tokens_per_micro_batch: int = _number(1, meaning=False)  # in how many parts an update's gradient is summed
-    tokens_per_search: int = _number(1, meaning=False)  # sentences searched together, none of which sees another
-    threads: int = _number(1, 4096, meaning=False)  # in how many parts a sum is taken: the order of sums
-    compile: bool = _any(meaning=False)  # fused kernels: the order of sums, what bf16 rounds
-    deterministic: bool = _any(meaning=False)  # which of equal kernels: the order of sums, the same each time
+    precision: str = _one_of("32-true", "64-true", "bf16-mixed", affects_result=True)
+    tokens_per_micro_batch: int = _number(1, affects_result=False)  # in how many parts an update's gradient is summed
+    tokens_per_search: int = _number(1, affects_result=False)  # sentences searched together, none of which sees another
+    threads: int = _number(1, 4096, affects_result=False)  # in how many parts a sum is taken: the order of sums
+    compile: bool = _any(affects_result=False)  # fused kernels: the order of sums, what bf16 rounds
+    deterministic: bool = _any(affects_result=False)  # which of equal kernels: the order of sums, the same each time
 
     @property
     def device(self) -> str:
@@ -166,73 +163,71 @@ class Hardware:
 class Decoding:
     """Section 6.1: the beam search."""
 
-    beam_size: int = _number(1, 1024, meaning=True)
-    length_penalty: float = _number(0.0, 10.0, meaning=True)
-    max_extra: int = _number(0, 100_000, meaning=True)
-    precision: str = _one_of("full", "bf16", meaning=True)
-    compile: bool = _any(meaning=False)  # C in place of torch between the same products: the order of sums
+    beam_size: int = _number(1, 1024, affects_result=True)
+    length_penalty: float = _number(0.0, 10.0, affects_result=True)
+    max_extra: int = _number(0, 100_000, affects_result=True)
+    precision: str = _one_of("full", "bf16", affects_result=True)
 
 
 @dataclass
 class Wandb:
     """Where the curves are shown."""
 
-    mode: str = _one_of("offline", "online", "disabled", meaning=False)
-    project: str = _any(meaning=False)
-    entity: str | None = _any(meaning=False)
+    mode: str = _one_of("offline", "online", "disabled", affects_result=False)
+    project: str = _any(affects_result=False)
+    entity: str | None = _any(affects_result=False)
 
 
 @dataclass
 class Bench:
     """How long `aiayn bench` measures, and on what."""
 
-    kind: str = _one_of("all", "rivals", "training", "decoding", "growth", "profile", "layers", meaning=False)
-    mean_length: float = _number(1.0, 10_000, meaning=False)
-    updates: int = _number(1, meaning=False)
-    rounds: int = _number(1, meaning=False)
-    seconds: float = _number(0.0, 3600.0, meaning=False)
-    d_model: int = _number(HEAD_WIDTH, 65536, meaning=False)
-    neighbourhood: int = _number(3, 65537, meaning=False)
-    kernel_width: int = _number(2, 1024, meaning=False)
-    max_length: int = _number(64, 1_000_000, meaning=False)
-    sequences: int = _number(1, 100_000, meaning=False)
-    output: str = _any(meaning=False)
+    kind: str = _one_of("training", "decoding", "layers", affects_result=False)
+    mean_length: float = _number(1.0, 10_000, affects_result=False)
+    updates: int = _number(1, affects_result=False)
+    rounds: int = _number(1, affects_result=False)
+    d_model: int = _number(HEAD_WIDTH, 65536, affects_result=False)
+    neighbourhood: int = _number(3, 65537, affects_result=False)
+    kernel_width: int = _number(2, 1024, affects_result=False)
+    max_length: int = _number(64, 1_000_000, affects_result=False)
+    sequences: int = _number(1, 100_000, affects_result=False)
+    output: str = _any(affects_result=False)
 
 
 @dataclass
 class Plan:
     """The hardware that `aiayn plan` reckons with."""
 
-    gpu: str = _one_of("a100", "h100", "h200", "b200", "l40s", "rtx4090", meaning=False)
-    gpus: int = _number(1, 100_000, meaning=False)
-    efficiency: float | None = _number(0.001, 1.0, meaning=False)
-    price_per_hour: float | None = _number(0.0, 1e6, meaning=False)
+    gpu: str = _one_of("a100", "h100", "h200", "b200", "l40s", "rtx4090", affects_result=False)
+    gpus: int = _number(1, 100_000, affects_result=False)
+    efficiency: float | None = _number(0.001, 1.0, affects_result=False)
+    price_per_hour: float | None = _number(0.0, 1e6, affects_result=False)
 
 
 @dataclass
 class Paper:
     """The row's own figures in Table 3; none for a row beyond it."""
 
-    ppl: float | None = _number(1.0, meaning=False, default=None)
-    bleu: float | None = _number(0.0, 100.0, meaning=False, default=None)
-    params_millions: int | None = _any(meaning=False, default=None)
+    ppl: float | None = _number(1.0, affects_result=False, default=None)
+    bleu: float | None = _number(0.0, 100.0, affects_result=False, default=None)
+    params_millions: int | None = _any(affects_result=False, default=None)
 
 
 @dataclass
 class Published:
     """Figures that others published for such a model, where, and under which conditions."""
 
-    ppl: float | None = _number(1.0, meaning=False, default=None)
-    bleu: float | None = _number(0.0, 100.0, meaning=False, default=None)
-    where: str = _any(meaning=False, default="")
+    ppl: float | None = _number(1.0, affects_result=False, default=None)
+    bleu: float | None = _number(0.0, 100.0, affects_result=False, default=None)
+    where: str = _any(affects_result=False, default="")
 
 
 @dataclass
 class Config:
     """One run, whole."""
 
-    experiment: str = _name(meaning=True)
-    seed: int = _number(0, 2**31 - 1, meaning=True)
+    experiment: str = _any(name=True, affects_result=True)
+    seed: int = _number(0, 2**31 - 1, affects_result=True)
     model: Model = field(default_factory=Model)
     fidelity: Fidelity = field(default_factory=Fidelity)
     training: Training = field(default_factory=Training)
@@ -245,12 +240,12 @@ class Config:
     plan: Plan = field(default_factory=Plan)
     paper: Paper = field(default_factory=Paper)
     published: Published = field(default_factory=Published)
-    output: str = _any(meaning=False)
-    prepared: str = _any(meaning=False)
-    tokenizer: str = _one_of("sentencepiece", "paper", meaning=True)
-    split: str = _one_of("dev", "test", meaning=False)
-    average: int = _number(1, 1000, meaning=False)
-    format: str = _one_of("terminal", "md", "csv", "latex", "ctranslate2", "safetensors", "marian", meaning=False)
+    output: str = _any(affects_result=False)
+    prepared: str = _any(affects_result=False)
+    tokenizer: str = _one_of("sentencepiece", "paper", affects_result=True)
+    split: str = _one_of("dev", "test", affects_result=False)
+    average: int = _number(1, 1000, affects_result=False)
+    format: str = _one_of("terminal", "md", "csv", "latex", "ctranslate2", "safetensors", affects_result=False)
 
 
 def leaves(part: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
@@ -265,16 +260,17 @@ def leaves(part: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     return found
 
 
-# Where a run's own texts lie: files of another name may hold other sentences, so that they are part of its meaning.
+# Where a run's own texts lie: files of another name may hold other sentences, so that they affect the result.
 PATHS = frozenset(f"data.{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target"))
-MEANING, HARMLESS = (
-    frozenset(key for key, _, meta in leaves(Config()) if meta.get("meaning") is wanted) for wanted in (True, False)
+RESULT_AFFECTING, RUNTIME = (
+    frozenset(key for key, _, meta in leaves(Config()) if meta.get("affects_result") is wanted)
+    for wanted in (True, False)
 )
 
 
-def meaning(config: Config) -> dict[str, Any]:
+def result_affecting(config: Config) -> dict[str, Any]:
     """What the run's numbers depend on: each dotted key with its value."""
-    return {key: value for key, value, _ in leaves(config) if key in MEANING}
+    return {key: value for key, value, _ in leaves(config) if key in RESULT_AFFECTING}
 
 
 def vary(run: Config, **sections: dict[str, Any]) -> Config:

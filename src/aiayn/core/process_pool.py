@@ -1,15 +1,17 @@
 """Several processes at work on one thing after another, with the results in order; none outlives this process."""
 
 import multiprocessing
+import operator
 import os
 import signal
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from aiayn.core import signals
@@ -17,138 +19,81 @@ from aiayn.core import signals
 Chunk = TypeVar("Chunk")
 Answer = TypeVar("Answer")
 
-_NO_MORE = object()
+_make: Callable[[], Callable[[Any], Any]]
+_work: Callable[[Any], Any] | None = None
 
 
 def in_order(
-    make: Callable[[], Callable[[Chunk], Answer]], chunks: Iterator[Chunk], max_processes: int, *, apart: bool = False
+    make: Callable[[], Callable[[Chunk], Answer]], chunks: Iterator[Chunk], max_processes: int
 ) -> Iterator[Answer]:
-    """For each chunk, what the function gives that `make` makes once in each process; one chunk starts no process.
-
-    A few chunks are in memory. `apart` takes a process even where there is one core: for a library that looks at no
-    signal while it works, so that it can be killed.
-    """
+    """For a stream of chunks, what the function gives that `make` makes once in each process; one chunk starts none."""
     first = list(islice(chunks, 2))
     processes = min(cores(), max_processes)
-    if len(first) < 2 or (processes == 1 and not apart):
+    if len(first) < 2 or processes == 1:
         return map(make(), chain(first, chunks))
-    # Not forked: the caller may have threads, which a fork would leave half there
-    return _by_processes("spawn", make, chain(first, chunks), processes)
+    return _by_processes(make, chain(first, chunks), processes)
 
 
-def forked(work: Callable[[Chunk], Answer], items: Sequence[Chunk], processes: int) -> Iterable[Answer]:
-    """What `work` gives for each item, by so many processes of one thread, with a copy of this one's memory.
-
-    The copy is made when the first answer is asked for. Fewer where there are fewer items or cores; none, but `map`,
-    where one would be left or the system is not Linux. A process that dies is a RuntimeError.
-    """
-    processes = min(processes, len(items), cores())
-    if processes <= 1 or sys.platform != "linux":  # macOS's own libraries do not survive a fork
-        return map(work, items)
-    return _by_processes("fork", partial(_in_one_thread, work), iter(items), processes)
-
-
-def _by_processes(
-    method: str, make: Callable[[], Callable[[Chunk], Answer]], chunks: Iterator[Chunk], most: int
-) -> Iterator[Answer]:
-    context = multiprocessing.get_context(method)
-    workers: list[_Worker] = []
-    idle: list[_Worker] = []
-    at_work: dict[Any, tuple[_Worker, int]] = {}
-    answers: dict[int, Answer] = {}
-    dealt = given = 0
-    more = True
-    try:
-        while more or at_work or answers:
-            # As many ahead as keep all at work while the oldest is waited for
-            while more and (idle or len(workers) < most) and dealt - given < 2 * most:
-                chunk = next(chunks, _NO_MORE)
-                more = chunk is not _NO_MORE
-                if more:
-                    if not idle:
-                        idle.append(_Worker(context, make, workers))
-                    worker = idle.pop()
-                    worker.give(chunk)
-                    at_work[worker.link] = worker, dealt
-                    dealt += 1
-            answered = wait(list(at_work), 0 if given in answers else None)
-            for link in answered:
-                worker, number = at_work.pop(link)
-                answers[number] = worker.answer()
-                idle.append(worker)
-            if not answered:  # all that can be at work is
-                yield answers.pop(given)
-                given += 1
-    finally:
-        for worker in workers:
-            worker.process.kill()
-        for worker in workers:
-            worker.process.join()
-
-
-class _Worker:
-    """A process that answers one chunk after another until it is killed; it counts among `workers` once it runs."""
-
-    def __init__(self, context: Any, make: Callable[[], Callable[[Any], Any]], workers: list["_Worker"]) -> None:
-        self.link, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(make, theirs, os.getpid()), daemon=True)
-        resource_tracker.ensure_running()  # multiprocessing starts it with the first process, and then unblocks signals
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)
-        try:
-            self.process.start()
-            workers.append(self)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-
-    def give(self, chunk: Any) -> None:
-        try:
-            self.link.send(chunk)
-        except OSError:
-            self._raise_cause()
-
-    def answer(self) -> Any:
-        try:
-            is_answer, found = self.link.recv()
-        except (EOFError, OSError):
-            self._raise_cause()
-        if not is_answer:
-            raise found
-        return found
-
-    def _raise_cause(self) -> None:
-        self.process.join()
-        code = self.process.exitcode or 0
-        if -code in signals.STOPPING:  # sent to all processes of a job, and this one's is on its way
-            raise signals.interrupted(signal.Signals(-code).name)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        raise RuntimeError(f"a worker process {how}")
-
-
-def _serve(make: Callable[[], Callable[[Any], Any]], link: Connection, parent: int) -> None:
-    signals.serve(parent)
-    work = None
-    while True:
-        try:
-            chunk = link.recv()
-        except EOFError:
-            return
-        try:
-            work = work or make()
-            answer = True, work(chunk)
-        except Exception as error:
-            error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-            answer = False, error
-        link.send(answer)
-
-
-def _in_one_thread(work: Callable[[Chunk], Answer]) -> Callable[[Chunk], Answer]:
-    import torch  # takes seconds, and a process of `in_order` does not need it
-
-    torch.set_num_threads(1)
-    return work
+def apart(work: Callable[[], Answer]) -> Answer:
+    """What `work` gives, in a process of its own: a library that looks at no signal while it works can be killed."""
+    answers: Iterator[Answer] = _by_processes(partial(partial, operator.call), iter([work]), 1)
+    (answer,) = answers
+    return answer
 
 
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _by_processes(
+    make: Callable[[], Callable[[Chunk], Answer]], chunks: Iterator[Chunk], processes: int
+) -> Iterator[Answer]:
+    # Not forked: the caller may have threads, which a fork would leave half there
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(processes, context, _begin, (make, os.getpid()))
+    workers: set[BaseProcess] = set()
+    at_work: deque[Future[Answer]] = deque()
+    try:
+        for chunk in chunks:
+            at_work.append(_submit(executor, chunk, workers))
+            # As many ahead as keep all at work while the oldest is waited for
+            if len(at_work) == 2 * processes:
+                yield at_work.popleft().result()
+        while at_work:
+            yield at_work.popleft().result()
+    except BrokenProcessPool as error:
+        raise RuntimeError("a worker process was killed: perhaps the memory is too small") from error
+    finally:
+        for worker in workers:
+            worker.kill()
+        executor.shutdown(cancel_futures=True)
+
+
+def _submit(executor: ProcessPoolExecutor, chunk: Any, workers: set[BaseProcess]) -> Future[Any]:
+    """Hands on a chunk, and adds the processes that it starts to `workers`: no signal finds one half started."""
+    resource_tracker.ensure_running()  # multiprocessing starts it with the first process, and then unblocks signals
+    others = set(multiprocessing.active_children())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)
+    try:
+        future = executor.submit(_answer, chunk)
+        workers |= set(multiprocessing.active_children()) - others
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return future
+
+
+def _begin(make: Callable[[], Callable[[Any], Any]], parent: int) -> None:
+    """Leaves the end of this process to its parent, which a signal to all processes of a job reaches as well."""
+    global _make
+    _make = make
+    signals.die_with(parent)
+    for number in signals.STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOPPING)
+
+
+def _answer(chunk: Any) -> Any:
+    global _work
+    _work = _work or _make()
+    return _work(chunk)

@@ -3,18 +3,18 @@
 import ctypes
 import os
 import select
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from traceback import walk_stack
+from types import FrameType
 from typing import Any, Self
 
+from aiayn.core.exit_codes import INTERRUPTED
+
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-EXIT_CODE = 75
 # A terminal sends Ctrl-C to a worker, and its parent sends it again
 SAME_REQUEST_SECONDS = 1.0
 
@@ -37,15 +37,16 @@ def interrupting() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal raised
         now = time.monotonic()
-        if now - raised >= SAME_REQUEST_SECONDS:
-            raised = now
-            request = interrupted(signal.Signals(number).name)
-            # numpy and torch survive any exception in their imports, and go on without what they were importing
-            if _imports(frame):
-                with suppress(Exception):  # such as of a reader that has left: it would be survived too
-                    print(f"aiayn: {request}", file=sys.stderr, flush=True)
-                os._exit(EXIT_CODE)
-            raise request
+        if now - raised < SAME_REQUEST_SECONDS:
+            return
+        raised = now
+        request = interrupted(signal.Signals(number).name)
+        # numpy and torch survive any exception in their imports, and go on without what they were importing
+        if any(entered.f_code.co_filename == "<frozen importlib._bootstrap>" for entered, _ in walk_stack(frame)):
+            with suppress(Exception):  # such as of a reader that has left: it would be survived too
+                print(f"aiayn: {request}", file=sys.stderr, flush=True)
+            os._exit(INTERRUPTED)
+        raise request
 
     before = {number: signal.signal(number, interrupt) for number in STOPPING}
     try:
@@ -62,7 +63,7 @@ def reported() -> Iterator[None]:
         yield
     except Interrupted as interrupted:
         print(f"aiayn: {interrupted}", file=sys.stderr)
-        sys.exit(EXIT_CODE)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         if not reader_has_left():
             raise
@@ -81,7 +82,7 @@ class StopFlag:
         self.listen()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.restore()
 
     def listen(self) -> None:
@@ -103,14 +104,6 @@ class StopFlag:
         self.asked = signal.Signals(number).name
 
 
-def _imports(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
-
-
 def interrupted(name: str) -> Interrupted:
     return Interrupted(f"stopped by {name}; repeat the command to go on from here")
 
@@ -128,26 +121,6 @@ def die_of_closed_pipe() -> None:
     os.kill(os.getpid(), signal.SIGPIPE)
 
 
-def requeue() -> str:
-    """Puts this SLURM job back into the queue, once everything is on the disk; what came of it, in one line."""
-    job = os.environ["SLURM_JOB_ID"]
-    if "SLURM_ARRAY_JOB_ID" in os.environ:
-        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    scontrol = shutil.which("scontrol")
-    if not scontrol:
-        return f"SLURM job {job} is not requeued: scontrol is not on the PATH; submit it again"
-    done = subprocess.run([scontrol, "requeue", job], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return f"SLURM job {job} is not requeued: {' '.join(done.stderr.split())[:200]}; submit it again"
-    return f"SLURM job {job} is requeued"
-
-
-def requeues(asked: str) -> bool:
-    """True when this is SLURM's warning before its time limit, in the job's first task: the one that requeues."""
-    in_slurm = "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_PROCID", "0") == "0"
-    return asked == "SIGUSR1" and in_slurm
-
-
 def die_with_parent() -> None:
     """Asks the kernel to kill this worker when the process that started it dies, so that no sweep leaves orphans."""
     if parent := os.environ.get("AIAYN_PARENT"):
@@ -155,20 +128,9 @@ def die_with_parent() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent dies, and it is dead already if it is another one."""
+    """Asks the kernel to kill this process when its parent dies; another parent means that it is dead already."""
     if sys.platform == "linux":
         kill_when_parent_dies = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(kill_when_parent_dies, signal.SIGKILL)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def serve(parent: int) -> None:
-    """Leaves the end of this process to its parent, which Ctrl-C and a group's SIGTERM reach as well.
-
-    For a child that was started while STOPPING is blocked, so that no signal finds it half started.
-    """
-    die_with(parent)
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)

@@ -8,7 +8,7 @@ from aiayn.config.schema import Config, ConfigError, Model
 from aiayn.cost import flops
 from aiayn.data import prepare, wmt14
 from aiayn.data.encoding import read
-from aiayn.evaluation.evaluate import parameters
+from aiayn.runs.models import parameters
 
 GIGA = 1e9
 # CUDA's own context and the workspaces of its matrix products

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from aiayn.config.schema import MAX_DISTANCE, Hardware, Model
-from aiayn.data.encoded import Lengths, Pairs
+from aiayn.data.dataset import Lengths, Pairs
 
 # The token-weighted mean length of WMT14's sentences, 28 subwords each on average: what counts in attention
 LENGTH = 40.0

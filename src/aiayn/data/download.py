@@ -2,16 +2,15 @@
 
 import hashlib
 import http.client
-import queue
 import shlex
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aiayn.core import storage
 from aiayn.data.parallel_text import DataError
@@ -51,79 +50,68 @@ class _BrokenOff(Exception):
     """An attempt that failed for a reason that may pass."""
 
 
-class _Unreached(_BrokenOff):
-    """One in which the server did not answer."""
-
-
 def fetch(
     remote: Remote,
     folder: Path,
     received: Callable[[int], None],
     report: Callable[[str], None] = lambda message: None,
 ) -> Path:
-    """The file in `folder`, whole; `received` is called with how many bytes there are. What is there is not asked for.
+    """The file in `folder`, whole; `received` is called with how many bytes there are, `report` with what failed.
 
-    `report` gets why an attempt failed and when the next one is. Raises DataError with both sizes and both SHA-256 when
-    something else came, Unavailable when the server does not give it.
+    Raises DataError with both sizes and SHA-256 when something else came, Unavailable when the server does not give it.
     """
-    path, partial = folder / remote.name, partial_path(remote, folder)
+    path, partial = folder / remote.name, _partial(remote, folder)
     if path.exists():
         return path
-    failed: list[_BrokenOff] = []
-    while len(failed) < ATTEMPTS:
+    for attempt in range(1, ATTEMPTS + 1):
         try:
             _receive(remote, partial, received)
             break
         except _BrokenOff as error:
-            failed.append(error)
-            if len(failed) < ATTEMPTS:
-                pause = FIRST_PAUSE_SECONDS * 2 ** (len(failed) - 1)
-                report(f"attempt {len(failed) + 1} of {ATTEMPTS} in {pause:.0f} s: {remote.url}: {error}")
-                time.sleep(pause)
-    else:
-        reached = any(not isinstance(error, _Unreached) for error in failed)
-        what = f"broke off {ATTEMPTS} times" if reached else f"could not be reached in {ATTEMPTS} attempts"
-        again = "what came is kept, and the same command goes on from there" if partial.exists() else "try again later"
-        raise Unavailable(f"{remote.url} {what}, the last time with: {failed[-1]}; {again}")
-    size, sha256 = partial.stat().st_size, storage.sha256(partial)
-    if (size, sha256) != (remote.size, remote.sha256):
+            if attempt == ATTEMPTS:
+                kept = "what came is kept, and the same command goes on from there"
+                again = kept if partial.exists() else "try again later"
+                raise Unavailable(
+                    f"{remote.url} failed {ATTEMPTS} times, the last time with: {error}; {again}"
+                ) from error
+            pause = FIRST_PAUSE_SECONDS * 2 ** (attempt - 1)
+            report(f"attempt {attempt + 1} of {ATTEMPTS} in {pause:.0f} s: {remote.url}: {error}")
+            time.sleep(pause)
+    try:
+        _refuse_other(remote, partial, remote.url, "")
+    except DataError:
         storage.remove(partial)
-        raise _refusal(remote, remote.url, f"{size} bytes with SHA-256 {sha256}")
+        raise
     storage.adopt(partial, path)
     return path
 
 
 def check(remote: Remote, path: Path, *, brought: bool) -> None:
-    """DataError with both sizes and both SHA-256 when `path` is not that file, and the remedy.
-
-    What was `brought` by hand is to be replaced; anything else comes again once it is removed.
-    """
+    """DataError with both sizes and SHA-256 when `path` is not that file; what was `brought` is to be replaced."""
+    again = f"remove it with `rm {shlex.quote(str(path))}` and give the same command again"
     try:
-        size, sha256 = path.stat().st_size, storage.sha256(path)
+        _refuse_other(remote, path, str(path), f"; replace it by {remote.url}" if brought else f"; {again}")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    if (size, sha256) != (remote.size, remote.sha256):
-        removed = f"remove it with `rm {shlex.quote(str(path))}` and give the same command again"
-        remedy = f"replace it by {remote.url}" if brought else removed
-        raise _refusal(remote, str(path), f"{size} bytes with SHA-256 {sha256}", f"; {remedy}")
 
 
 def missing_bytes(remote: Remote, folder: Path) -> int:
     """What is still to be asked for."""
-    if (folder / remote.name).exists():
-        return 0
-    partial = partial_path(remote, folder)
-    return remote.size - (partial.stat().st_size if partial.exists() else 0)
+    return 0 if (folder / remote.name).exists() else remote.size - _bytes_of(_partial(remote, folder))
 
 
-def partial_path(remote: Remote, folder: Path) -> Path:
+def _partial(remote: Remote, folder: Path) -> Path:
     """Where a file lies until it is whole."""
     return folder / f".{remote.name}.part"
 
 
+def _bytes_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> None:
     """Asks once for what is missing and appends it; _BrokenOff when less came than was promised."""
-    start = partial.stat().st_size if partial.exists() else 0
+    start = _bytes_of(partial)
     if start >= remote.size:
         return
     headers = {"User-Agent": "aiayn", "Accept-Encoding": "identity"}
@@ -140,35 +128,27 @@ def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> 
         elif error.code not in _PASSING:
             raise Unavailable(f"{remote.url}: the server answers {said}") from error
         raise _BrokenOff(said) from error
-    except urllib.error.URLError as error:
-        raise _Unreached(_cause(error.reason)) from error
     except (OSError, http.client.HTTPException) as error:  # of the network: storage has its own
-        raise _BrokenOff(_cause(error)) from error
+        cause = getattr(error, "reason", error)  # of a URLError
+        raise _BrokenOff(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__) from error
 
 
 def _asked(request: urllib.request.Request) -> http.client.HTTPResponse:
     """The server's answer, got by a thread: no signal interrupts the lookup of a host's name."""
-    got: queue.Queue[Any] = queue.Queue()
+    answer: Future[http.client.HTTPResponse] = Future()
 
-    def get() -> None:
+    def ask() -> None:
         try:
-            got.put(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))
+            answer.set_result(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))
         except Exception as error:
-            got.put(error)
+            answer.set_exception(error)
 
-    threading.Thread(target=get, daemon=True).start()
-    answer = got.get()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer  # type: ignore[no-any-return]
+    threading.Thread(target=ask, daemon=True).start()
+    return answer.result()
 
 
 def _append(
-    remote: Remote,
-    partial: Path,
-    start: int,
-    answer: http.client.HTTPResponse,
-    received: Callable[[int], None],
+    remote: Remote, partial: Path, start: int, answer: http.client.HTTPResponse, received: Callable[[int], None]
 ) -> None:
     length = answer.headers.get("Content-Length")
     if answer.status == 206:
@@ -195,20 +175,20 @@ def _append(
         raise _BrokenOff(f"the connection ended after {arrived} of {remote.size} bytes")
 
 
-def _measured(answer: http.client.HTTPResponse, most: int) -> str:
+def _measured(answer: http.client.HTTPResponse, limit: int) -> str:
     digest, size = hashlib.sha256(), 0
-    while block := answer.read1(_BLOCK):
+    while size <= limit and (block := answer.read1(_BLOCK)):
         digest.update(block)
         size += len(block)
-        if size > most:
-            break
     kind = answer.headers.get_content_type()
-    return f"{size} bytes" + (f" with SHA-256 {digest.hexdigest()}, {kind}" if size <= most else " and more")
+    return f"{size} bytes" + (f" with SHA-256 {digest.hexdigest()}, {kind}" if size <= limit else " and more")
 
 
-def _cause(error: BaseException | str) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+def _refuse_other(remote: Remote, path: Path, where: str, remedy: str) -> None:
+    size, sha256 = path.stat().st_size, storage.sha256(path)
+    if (size, sha256) != (remote.size, remote.sha256):
+        raise _refusal(remote, where, f"{size} bytes with SHA-256 {sha256}", remedy)
 
 
-def _refusal(remote: Remote, where: str, found: str, remedy: str = "") -> DataError:
-    return DataError(f"{where}: {found}; expected {remote.size} bytes with SHA-256 {remote.sha256}{remedy}")
+def _refusal(remote: Remote, where: str, measured: str, remedy: str = "") -> DataError:
+    return DataError(f"{where}: {measured}; expected {remote.size} bytes with SHA-256 {remote.sha256}{remedy}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,24 +17,26 @@ import numpy.typing as npt
 
 from aiayn.core import storage
 from aiayn.core.process_pool import in_order
-from aiayn.data import moses_bpe
-from aiayn.data.encoded import SCHEMA, SIDES, SPLITS, STAGES, Dataset, digest, fingerprint
+from aiayn.data import moses_bpe, sentencepiece_bpe
+from aiayn.data.dataset import SCHEMA, SIDES, STAGES, Dataset, digest, fingerprint
 from aiayn.data.moses_bpe import MosesBpe, load
 from aiayn.data.parallel_text import (
     ALL,
     BEYOND_PAIRS,
     OVER_MAX_WORDS,
+    SPLITS,
     DataError,
     Files,
     Pair,
     Selection,
+    Side,
     Split,
     Text,
     in_chunks,
     read_pairs,
     select,
 )
-from aiayn.data.sentencepiece_bpe import EOS, UNK, Tokenizer, learn
+from aiayn.data.sentencepiece_bpe import EOS, UNK, Tokenizer
 
 _Chunk = tuple[int, *tuple[tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]], ...]]
 _PAIRS_AT_ONCE = 16_384
@@ -61,11 +63,10 @@ def encode_corpus(
 ) -> Dataset:
     """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
 
-    Trains the tokenizer from the training text: `vocab_size` subwords of SentencePiece, or, given the languages of both
-    sides as `moses`, what the released code's recipe gives. Drops training pairs with a side of more than `max_length`
-    tokens, EOS included; of dev and test, only pairs over `selection.max_words`. One process works while others wait
-    for it. A preparation that was killed continues after its last complete stage: the tokenizer, and each split. Raises
-    DataError when the text is unfit, when `folder` was prepared from something else, or when it is damaged.
+    The tokenizer has `vocab_size` subwords of SentencePiece or, given both languages as `moses`, those of the released
+    code's recipe. Drops training pairs with a side of more than `max_length` tokens, EOS included; of dev and test only
+    what `selection` does. One process works, others wait. After a kill it continues behind the last complete stage.
+    Raises DataError when the text is unfit, or when `folder` is damaged or was prepared from something else.
     """
     vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
     settings = {**vocabulary, "max_length": max_length, **selection.settings(), **origin.identity}
@@ -78,30 +79,22 @@ def encode_corpus(
         stages = _Stages(folder, settings)
         text = origin.text()
         if not stages.complete("tokenizer", progress):
-            # Unfit text is refused now, not after minutes of training a vocabulary; the training text is read for that
-            for split in SPLITS[1:]:
-                if not sum(len(target) for _, target in read(split, text[split], selection, Counter())):
-                    raise DataError(
-                        f"{_names(text[split])} leave no {split} pair with text on the target side"
-                        f" (scale.max_words is {selection.max_words}; {ANY_LENGTH})"
-                    )
-            pairs = _training_pairs(text["train"], selection)
+            for split in SPLITS:
+                _refuse_unfit(split, text[split], selection)
+            pairs = read("train", text["train"], selection, Counter())
             if moses:
-                progress(f"learning {moses_bpe.MERGES} merges of Moses tokens")
-                moses_bpe.learn(pairs, moses, folder / "tokenizer.model")
+                progress(f"training {moses_bpe.MERGES} merges of Moses tokens")
+                moses_bpe.train(pairs, moses, folder / "tokenizer.model")
             else:
                 progress(f"training a {vocab_size}-subword vocabulary")
-                learn(chain.from_iterable(pairs), vocab_size, folder / "tokenizer.model")
+                sentencepiece_bpe.train(chain.from_iterable(pairs), vocab_size, folder / "tokenizer.model")
             if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-                trim(0)  # or glibc would keep what learning took, beside the processes that are to come
+                trim(0)  # or glibc would keep what the training took, beside the processes that are to come
             stages.add("tokenizer")
         tokenizer = load(folder / "tokenizer.model")
         for split in SPLITS:
             if not stages.complete(split, progress):
-                counts = _encode(folder, split, text[split], selection, tokenizer, max_length, progress)
-                if split != "train":
-                    _save_texts(folder, split, text[split], selection)
-                stages.add(split, counts)
+                stages.add(split, _encode(folder, split, text[split], selection, tokenizer, max_length, progress))
         storage.adopt(stages.path, folder / "manifest.json")
     return Dataset.open(folder)
 
@@ -114,9 +107,8 @@ class _Stages:
         self.manifest: dict[str, Any] = {"schema": SCHEMA, "settings": settings, "splits": {}, "files": {}}
         with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged record is as good as none
             before = json.loads(self.path.read_bytes())
-            if before["sha256"] == digest(before) and all(
-                before[k] == self.manifest[k] for k in ("schema", "settings")
-            ):
+            same = all(before[key] == self.manifest[key] for key in ("schema", "settings"))
+            if same and before["sha256"] == digest(before):
                 self.manifest = before
 
     def complete(self, stage: str, progress: Callable[[str], None]) -> bool:
@@ -125,10 +117,9 @@ class _Stages:
         if all((folder / name).is_file() and fingerprint(folder / name) == files.get(name) for name in STAGES[stage]):
             progress(f"{stage}: complete before")
             return True
-        later = list(STAGES)[list(STAGES).index(stage) :]
-        for each in later:
-            self.manifest["splits"].pop(each, None)
-            for name in STAGES[each]:
+        for later in dropwhile(lambda name: name != stage, STAGES):
+            self.manifest["splits"].pop(later, None)
+            for name in STAGES[later]:
                 files.pop(name, None)
         return False
 
@@ -151,17 +142,14 @@ def refuse_changed(folder: Path, before: Mapping[str, Any], settings: Mapping[st
     """DataError naming each of `settings` that was another when the corpus in `folder` was prepared."""
     changed = [f"{key} was {before.get(key)}, is {new}" for key, new in settings.items() if before.get(key) != new]
     if changed:
-        other = (
-            f"give another data.name, or delete it with `rm -r {shlex.quote(str(folder))}` and the runs made from it"
+        raise DataError(
+            f"{folder} was prepared from something else ({'; '.join(changed)}): give another data.name, or delete it"
+            f" with `rm -r {shlex.quote(str(folder))}` and the runs made from it"
         )
-        raise DataError(f"{folder} was prepared from something else ({'; '.join(changed)}): {other}")
 
 
 def read(split: Split, parts: Sequence[Files], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:
-    """The pairs of a split that the selection leaves; the others are counted in `dropped` by reason.
-
-    Of dev and test nothing but `max_words` drops a pair: an empty sentence stays, invalid UTF-8 raises DataError.
-    """
+    """The pairs of a split that the selection leaves; the others are counted in `dropped` by reason."""
     pairs = chain.from_iterable(read_pairs(files, dropped if split == "train" else None) for files in parts)
     return select(pairs, selection.of(split), dropped)
 
@@ -170,15 +158,13 @@ def _names(parts: Sequence[Files]) -> str:
     return ", ".join(f"{files.source} and {files.target}" for files in parts)
 
 
-def _training_pairs(train: Sequence[Files], selection: Selection) -> Iterator[Pair]:
-    empty = True
-    for pair in read("train", train, selection, Counter()):
-        empty = False
-        yield pair
-    if empty:
+def _refuse_unfit(split: Split, parts: Sequence[Files], selection: Selection) -> None:
+    """DataError now, not after minutes of training a vocabulary, for which the whole training text is read."""
+    has_text = (bool(target) for _, target in read(split, parts, selection, Counter()))
+    if not (any(has_text) if split == "train" else sum(has_text)):
         raise DataError(
-            f"{_names(train)} hold no sentence pair to learn from (of at most {selection.of('train').max_words} words:"
-            " scale.max_words, scale.max_train_words)"
+            f"{_names(parts)} leave no {split} pair with text on the target side (scale.max_words is"
+            f" {selection.max_words}, scale.max_train_words {selection.max_train_words}; {ANY_LENGTH})"
         )
 
 
@@ -191,25 +177,26 @@ def _encode(
     max_length: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes the token ids of one split and returns its counts for the manifest; holds no more than a few chunks."""
+    """Writes token ids, and of dev and test the text, and returns the counts for the manifest; reads the split once."""
     unfit = ("empty", "invalid UTF-8", "too long", BEYOND_PAIRS) if split == "train" else ()
     dropped = Counter(dict.fromkeys((*unfit, OVER_MAX_WORDS), 0))
     # Paper: silent on long pairs; the released code drops those of more than 256 tokens from training
     longest = max_length - 1 if split == "train" else None  # EOS is one token more
-    chunks = in_chunks(read(split, parts, selection, dropped), _PAIRS_AT_ONCE)
+    pairs = read(split, parts, selection, dropped)
     encoder = partial(_encoder, tokenizer.path, longest)
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
-        ids, offsets = (
-            {
-                side: _Array(stack.enter_context(storage.atomic(folder / f"{split}.{side}.{part}.npy")), dtype)
-                for side in SIDES
-            }
-            for part, dtype in (("ids", _dtype(tokenizer)), ("offsets", np.dtype(np.int64)))
-        )
+
+        def written(part: str, side: Side) -> BinaryIO:
+            return stack.enter_context(storage.atomic(folder / f"{split}.{side}.{part}"))
+
+        ids = {side: _Array(written("ids.npy", side), _dtype(tokenizer)) for side in SIDES}
+        offsets = {side: _Array(written("offsets.npy", side), np.dtype(np.int64)) for side in SIDES}
+        if split != "train":
+            pairs = _saving(pairs, [written("txt", side) for side in SIDES])
         for side in SIDES:
             offsets[side].append(np.zeros(1, np.int64))
-        for number_read, *sides in in_order(encoder, chunks, _MAX_PROCESSES):
+        for number_read, *sides in in_order(encoder, in_chunks(pairs, _PAIRS_AT_ONCE), _MAX_PROCESSES):
             for side, (packed, lengths) in zip(SIDES, sides, strict=True):
                 offsets[side].append(counts[f"{side}_tokens"] + np.cumsum(lengths))
                 ids[side].append(packed)
@@ -235,17 +222,18 @@ def _encode(
 
 
 def _encoder(model: Path, longest: int | None) -> Callable[[list[Pair]], _Chunk]:
-    return partial(_encode_chunk, load(model), longest)
+    tokenizer = load(model)
 
+    def encode(chunk: list[Pair]) -> _Chunk:
+        """The number of pairs, and of each side of those that are short enough the ids and lengths."""
+        sides = (tokenizer.encode([pair[i] for pair in chunk], side) for i, side in enumerate(SIDES))
+        pairs = list(zip(*sides, strict=True))
+        if longest is not None:
+            pairs = [pair for pair in pairs if max(map(len, pair)) <= longest]
+        source, target = (_packed([pair[i] for pair in pairs], _dtype(tokenizer)) for i in (0, 1))
+        return len(chunk), source, target
 
-def _encode_chunk(tokenizer: Tokenizer | MosesBpe, longest: int | None, chunk: list[Pair]) -> _Chunk:
-    """The number of pairs, and of each side of those that are short enough the ids and lengths."""
-    sides = (tokenizer.encode([pair[i] for pair in chunk], side) for i, side in enumerate(SIDES))
-    pairs = list(zip(*sides, strict=True))
-    if longest is not None:
-        pairs = [pair for pair in pairs if max(map(len, pair)) <= longest]
-    source, target = (_packed([pair[i] for pair in pairs], _dtype(tokenizer)) for i in (0, 1))
-    return len(chunk), source, target
+    return encode
 
 
 def _dtype(tokenizer: Tokenizer | MosesBpe) -> np.dtype[Any]:
@@ -256,19 +244,16 @@ def _packed(
     sentences: Sequence[npt.NDArray[np.int32]], dtype: np.dtype[Any]
 ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]:
     """The tokens of all sentences in one array, each sentence closed by EOS, and the lengths with it."""
-    lengths = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1
-    packed = np.full(lengths.sum(), EOS, dtype=dtype)
-    is_text = np.ones(len(packed), dtype=bool)
-    is_text[np.cumsum(lengths) - 1] = False
-    packed[is_text] = np.concatenate([*sentences, np.zeros(0, np.int32)])
-    return packed, lengths
+    empty, eos = np.zeros(0, np.int32), np.array([EOS], np.int32)
+    packed = np.concatenate([empty, *chain.from_iterable((ids, eos) for ids in sentences)])
+    return packed.astype(dtype), np.array([len(ids) + 1 for ids in sentences], np.int64)
 
 
-def _save_texts(folder: Path, split: Split, parts: Sequence[Files], selection: Selection) -> None:
-    for i, side in enumerate(SIDES):
-        with storage.atomic(folder / f"{split}.{side}.txt") as file:
-            for pair in read(split, parts, selection, Counter()):
-                file.write(f"{pair[i]}\n".encode())
+def _saving(pairs: Iterator[Pair], files: Sequence[BinaryIO]) -> Iterator[Pair]:
+    for pair in pairs:
+        for text, file in zip(pair, files, strict=True):
+            file.write(f"{text}\n".encode())
+        yield pair
 
 
 class _Array:

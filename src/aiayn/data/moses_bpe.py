@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from aiayn.data.sentencepiece_bpe import UNK, Tokenizer, forget_rarest
 # Paper: "about 37000 tokens" are 32K merges and the characters of the released code's corpus
 MERGES = 32_000
 MAX_LETTERS = 7_000_000
-"""Letters of the words that merges are learned from, the most frequent words first: half a million words or so."""
+"""Letters of the words that merges are trained on, the most frequent words first: half a million words or so."""
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # by their ids; Moses escapes the angle brackets of text
 _CONTINUED = "@@"
 _PAIRS_AT_ONCE = 16_384
@@ -33,7 +33,7 @@ _MAX_CACHED_WORDS = 2**17
 
 
 class MosesBpe:
-    """A learned vocabulary: lines of either language to token ids, and ids to detokenised text of the target language.
+    """A trained vocabulary: lines of either language to token ids, and ids to detokenised text of the target language.
 
     Text comes back as Moses puts it together: not exactly. A literal `@@` at a word's end is taken for a split word.
     """
@@ -42,15 +42,15 @@ class MosesBpe:
         self.path = model
         read: dict[str, Any] = json.loads(model.read_bytes())
         self._languages: dict[Side, str] = read["languages"]
-        self._bpe = BPE(io.StringIO("\n".join(["#version: 0.2", *read["merges"]]), newline="\n"))
+        self._bpe = _bpe(read["merges"])
         self.subwords: list[str] = [*SPECIAL, *read["pieces"]]
         """The text of each token id; one that ends with `@@` goes on in the next."""
         self._ids = {subword: number for number, subword in enumerate(self.subwords)}
         self.vocab_size = len(self.subwords)
 
     def encode(self, lines: Sequence[str], side: Side = "source") -> list[npt.NDArray[np.int32]]:
-        """The token ids of each line, without special tokens; a subword never seen in learning becomes UNK."""
-        moses = _moses(self._languages[side])
+        """The token ids of each line, without special tokens; a subword never seen in training becomes UNK."""
+        moses = _moses("Tokenizer", self._languages[side])
         if len(self._bpe.cache) > _MAX_CACHED_WORDS:
             self._bpe.cache.clear()
         words = (self._bpe.segment_tokens(moses.tokenize(line)) for line in lines)
@@ -61,7 +61,7 @@ class MosesBpe:
 
         Ids that are no subword are silent too: a model may have more embedding rows than there are subwords.
         """
-        detokenizer = _detokenizer(self._languages["target"])
+        detokenizer = _moses("Detokenizer", self._languages["target"])
         return [detokenizer.detokenize(self._words(sentence)) for sentence in ids]
 
     def _words(self, ids: Sequence[int]) -> list[str]:
@@ -76,11 +76,8 @@ def load(model: Path) -> Tokenizer | MosesBpe:
         return MosesBpe(model) if file.read(1) == b"{" else Tokenizer(model)
 
 
-def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> None:
-    """Learns up to MERGES merges from both sides into the file `model`; the same pairs give the same bytes.
-
-    Raises ConfigError when nothing in the text is seen twice.
-    """
+def train(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> None:
+    """Trains up to MERGES merges on both sides into `model`, the same bytes for the same pairs; or ConfigError."""
     words: Counter[str] = Counter()
     chunks = in_chunks(pairs, _PAIRS_AT_ONCE)
     for counted in in_order(partial(partial, _count, languages), chunks, _MAX_PROCESSES):
@@ -99,24 +96,22 @@ def learn(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> Non
             learn_bpe(text, written, MERGES, is_dict=True)
     merges = written.getvalue().split("\n")[1:-1]
     if not merges:
-        raise ConfigError(
-            "tokenizer=paper: no two letters stand together twice in this text: use tokenizer=sentencepiece"
-        )
-    bpe = BPE(io.StringIO("\n".join(["#version: 0.2", *merges]), newline="\n"))
+        cause = "no two letters stand together twice in this text"
+        raise ConfigError(f"tokenizer=paper: {cause}: use tokenizer=sentencepiece")
+    bpe = _bpe(merges)
     subwords: Counter[str] = Counter()
     for word, count in counts:
         for subword in bpe.segment_tokens([word]):
             subwords[subword] += count
         if len(bpe.cache) > _MAX_CACHED_WORDS:
             bpe.cache.clear()
-    storage.write_json(
-        model,
-        {
-            "languages": dict(zip(("source", "target"), languages, strict=True)),
-            "merges": merges,
-            "pieces": sorted(subwords, key=lambda subword: (-subwords[subword], subword)),
-        },
-    )
+    pieces = sorted(subwords, key=lambda subword: (-subwords[subword], subword))
+    sides = dict(zip(("source", "target"), languages, strict=True))
+    storage.write_json(model, {"languages": sides, "merges": merges, "pieces": pieces})
+
+
+def _bpe(merges: list[str]) -> BPE:
+    return BPE(io.StringIO("\n".join(["#version: 0.2", *merges]), newline="\n"))
 
 
 def _count(languages: tuple[str, str], pairs: list[Pair]) -> Counter[str]:
@@ -124,19 +119,12 @@ def _count(languages: tuple[str, str], pairs: list[Pair]) -> Counter[str]:
         word
         for side, language in enumerate(languages)
         for pair in pairs
-        for word in _moses(language).tokenize(pair[side])
+        for word in _moses("Tokenizer", language).tokenize(pair[side])
     )
 
 
 @cache
-def _moses(language: str) -> Any:
+def _moses(kind: Literal["Tokenizer", "Detokenizer"], language: str) -> Any:
     import sacremoses  # takes half a second, which every command would wait for
 
-    return sacremoses.MosesTokenizer(lang=language)
-
-
-@cache
-def _detokenizer(language: str) -> Any:
-    import sacremoses
-
-    return sacremoses.MosesDetokenizer(lang=language)
+    return getattr(sacremoses, f"Moses{kind}")(lang=language)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import resources
 from itertools import zip_longest
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath
 from typing import IO, Any, Literal
 
 from aiayn.core import storage
@@ -32,11 +32,6 @@ class Member:
 
     archive: Path
     name: str
-
-    @property
-    def suffix(self) -> str:
-        """What says how it is packed: `.gz`."""
-        return PurePosixPath(self.name).suffix
 
     def __str__(self) -> str:
         return f"{self.archive}: {self.name}"
@@ -74,6 +69,7 @@ ALL = Selection()
 OVER_MAX_WORDS, BEYOND_PAIRS = "over max_words", "beyond pairs"
 
 Split = Literal["train", "dev", "test"]
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 Side = Literal["source", "target"]
 Text = Mapping[Split, Sequence[Files]]
 """Each split, its parts one after the other."""
@@ -87,20 +83,23 @@ LARGEST_ARCHIVE = 2**35
 CHARACTERS_AT_ONCE = 2**23
 """Characters of pairs that are in memory together, or those of one pair more."""
 
-_TINY = Path(str(resources.files("aiayn.data"))) / "tiny"
+_PACKAGE = Path(str(resources.files("aiayn.data")))
 
-EMBEDDED = {split: Files(_TINY / f"{split}.en.xz", _TINY / f"{split}.de.xz") for split in ("train", "dev", "test")}
-"""English to German sentences of the Home Assistant user interface, part of the package."""
+EMBEDDED: dict[str, dict[Split, Files]] = {
+    name: {split: Files(_PACKAGE / name / f"{split}.en.xz", _PACKAGE / name / f"{split}.de.xz") for split in SPLITS}
+    for name in ("tiny", "bible")
+}
+"""English to German corpora that are part of the package, by `data.name`: each folder has a notice."""
 
 
 def read_lines(path: Path | Member) -> Iterator[bytes]:
-    """The lines of a file, without their ends: only a line feed ends a line, or both bytes of a CRLF.
+    """The lines of a file, without their ends, LF or CRLF alone, and without a UTF-8 byte order mark.
 
-    A UTF-8 byte order mark is left out; of an .sgm, the lines are its segments as sacrebleu cleans them, entities
-    resolved. Raises DataError for a file that is missing, damaged, UTF-16 or no text.
+    Those of an .sgm are its segments as sacrebleu cleans them, entities resolved. Raises DataError for a file that is
+    missing, damaged, UTF-16 or no text.
     """
     lines = _raw_lines(path)
-    return _segments(path, lines) if path.suffix == ".sgm" else lines
+    return _segments(path, lines) if str(path).endswith(".sgm") else lines
 
 
 def _raw_lines(path: Path | Member) -> Iterator[bytes]:
@@ -136,11 +135,11 @@ def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
             if dropped is None:
                 raise DataError(f"{files.source} or {files.target}, line {source_lines}: {error}") from error
             dropped["invalid UTF-8"] += 1
-            continue
-        if dropped is not None and not (pair[0].strip() and pair[1].strip()):
-            dropped["empty"] += 1
-            continue
-        yield pair
+        else:
+            if dropped is None or all(side.strip() for side in pair):
+                yield pair
+            else:
+                dropped["empty"] += 1
     if source_lines != target_lines:
         raise DataError(
             f"{files.source} has {source_lines} lines, {files.target} has {target_lines}: line n must translate line n"
@@ -160,14 +159,14 @@ def select(pairs: Iterable[Pair], selection: Selection, dropped: Counter[str]) -
             yield pair
 
 
-def in_chunks(pairs: Iterator[Pair], most: int) -> Iterator[list[Pair]]:
-    """The pairs in lists of at most `most`, and fewer where lines are long."""
+def in_chunks(pairs: Iterator[Pair], max_pairs: int) -> Iterator[list[Pair]]:
+    """The pairs in lists of at most `max_pairs`, and fewer where lines are long."""
     chunk: list[Pair] = []
     characters = 0
     for pair in pairs:
         chunk.append(pair)
         characters += len(pair[0]) + len(pair[1])
-        if len(chunk) == most or characters >= CHARACTERS_AT_ONCE:
+        if len(chunk) == max_pairs or characters >= CHARACTERS_AT_ONCE:
             yield chunk
             chunk, characters = [], 0
     if chunk:
@@ -208,7 +207,7 @@ def _segments(path: Path | Member, lines: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def _open(path: Path | Member) -> Iterator[IO[bytes] | gzip.GzipFile | lzma.LZMAFile]:
-    unpack: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, nullcontext)
+    unpack: Any = {".gz": gzip.open, ".xz": lzma.open}.get(PurePath(str(path)).suffix, nullcontext)
     with _member(path) if isinstance(path, Member) else path.open("rb") as stored, unpack(stored) as file:
         yield file
 

@@ -10,9 +10,9 @@ from aiayn.config.folders import prepared_folder
 from aiayn.config.schema import Config, ConfigError, Data, Scale
 from aiayn.core import progress
 from aiayn.data import wmt14
-from aiayn.data.encoded import SPLITS, Dataset
+from aiayn.data.dataset import Dataset
 from aiayn.data.encoding import Origin, encode_corpus, refuse_changed
-from aiayn.data.parallel_text import EMBEDDED, Files, Selection, Text, fingerprints
+from aiayn.data.parallel_text import EMBEDDED, SPLITS, Files, Selection, Text, fingerprints
 
 
 def check(config: Config) -> None:
@@ -23,8 +23,7 @@ def check(config: Config) -> None:
     data = config.data
     corpus = downloaded(data)
     if corpus is None:
-        text = sources(data)
-        before = _in_manifest(config, "settings")
+        text, before = sources(data), _in_manifest(config, "settings")
         if isinstance(before, dict):
             refuse_changed(prepared_folder(config), before, fingerprints(text))
     elif data.source and not (prepared_folder(config) / "manifest.json").exists():
@@ -35,16 +34,14 @@ def check(config: Config) -> None:
 
 def sources(data: Data) -> Text:
     """The files of the three splits. ConfigError names a missing one."""
-    if not data.train_source and data.name == "tiny":
-        return {split: [EMBEDDED[split]] for split in SPLITS}
-    for key in (f"{split}_{side}" for split in SPLITS for side in ("source", "target")):
-        path = getattr(data, key)
-        if not path or not Path(path).is_file():
-            raise ConfigError(f"data.{key}={path!r}: no such file")
-    return {
-        split: [Files(Path(getattr(data, f"{split}_source")), Path(getattr(data, f"{split}_target")))]
-        for split in SPLITS
-    }
+    if data.name in EMBEDDED and not data.train_source:
+        return {split: [files] for split, files in EMBEDDED[data.name].items()}
+    paths = {split: [str(getattr(data, f"{split}_{side}")) for side in ("source", "target")] for split in SPLITS}
+    for split, sides in paths.items():
+        for side, path in zip(("source", "target"), sides, strict=True):
+            if not Path(path).is_file():
+                raise ConfigError(f"data.{split}_{side}={path!r}: no such file")
+    return {split: [Files(*map(Path, sides))] for split, sides in paths.items()}
 
 
 def prepare(config: Config, report: Callable[[str], None]) -> Dataset:
@@ -69,8 +66,8 @@ def selection(scale: Scale) -> Selection:
 
 def sha256(config: Config) -> str | None:
     """The hash of the prepared corpus as its manifest has it; None where none is prepared."""
-    found = _in_manifest(config, "sha256")
-    return None if found is None else str(found)
+    stored = _in_manifest(config, "sha256")
+    return None if stored is None else str(stored)
 
 
 def _in_manifest(config: Config, key: str) -> Any:

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from aiayn.config.schema import ConfigError
-from aiayn.data import encoded
-from aiayn.data.encoded import Lengths, Pairs
+from aiayn.data import dataset
+from aiayn.data.dataset import Lengths, Pairs
 from aiayn.data.parallel_text import DataError
 from aiayn.data.sentencepiece_bpe import BOS
 from aiayn.paper.batch import Batch
@@ -61,9 +61,8 @@ def epoch_plan(
     """The updates of one epoch, as arrays of sentence numbers: every sentence once, each side within the budget.
 
     Section 5.1: sentences of about the same length share an update. A corpus of more than POOL is dealt at random into
-    pools of about as many, planned one after the other: memory does not grow with it. A pure function of its arguments,
-    the same under every numpy version. Raises ConfigError, before the first update, when a sentence alone is over the
-    budget.
+    pools, planned one after the other: memory does not grow with it. A pure function of its arguments under every numpy
+    version. Raises ConfigError, before the first update, when a sentence alone is over the budget.
     """
     longest = (int(part.max()) for lengths in (source_lengths, target_lengths) for part in lengths.parts())
     _refuse_longer(max(longest, default=0), tokens_per_update, "training.tokens_per_update")
@@ -88,12 +87,12 @@ def _random(seed: int, epoch: int, stream: int) -> np.random.Philox:
 
 def _dealt(count: int, pool: int, pools: int, random: np.random.Philox) -> Sentences:
     """The sentences of one of so many pools, in order: corpora stand in a training text one after the other."""
-    found = []
-    for start in range(0, count, encoded.SENTENCES_AT_ONCE):
-        drawn = random.random_raw(min(encoded.SENTENCES_AT_ONCE, count - start)) >> np.uint64(32)
+    dealt = []
+    for start in range(0, count, dataset.SENTENCES_AT_ONCE):
+        drawn = random.random_raw(min(dataset.SENTENCES_AT_ONCE, count - start)) >> np.uint64(32)
         # Scaled, not the remainder, which takes ten times as long
-        found.append(start + np.flatnonzero(drawn * np.uint64(pools) >> np.uint64(32) == pool))
-    return np.concatenate(found)
+        dealt.append(start + np.flatnonzero(drawn * np.uint64(pools) >> np.uint64(32) == pool))
+    return np.concatenate(dealt)
 
 
 def _pool_plan(
@@ -103,8 +102,8 @@ def _pool_plan(
     # growing by 1.1 from 8, here from 1
     bounds = _bucket_bounds(tokens_per_update)
     key = np.empty(len(pool), np.uint64)
-    for start in range(0, len(pool), encoded.SENTENCES_AT_ONCE):
-        some = slice(start, start + encoded.SENTENCES_AT_ONCE)
+    for start in range(0, len(pool), dataset.SENTENCES_AT_ONCE):
+        some = slice(start, start + dataset.SENTENCES_AT_ONCE)
         longest = np.maximum(source_lengths[pool[some]], target_lengths[pool[some]])
         bucket = np.searchsorted(bounds, longest).astype(np.uint64)
         key[some] = bucket << np.uint64(48) | random.random_raw(len(longest)) >> np.uint64(16)
@@ -113,9 +112,9 @@ def _pool_plan(
     order = pool[order]
     del pool
     # Paper: "approximately" so many tokens (5.1); the released code counts padding too, here the tokens alone
-    borders = _cut(order, source_lengths, target_lengths, tokens_per_update)
-    for update in np.argsort(random.random_raw(len(borders) - 1), kind="stable"):
-        yield order[borders[update] : borders[update + 1]].copy()  # a view would keep all of its pool
+    cuts = _cuts_of_order(order, source_lengths, target_lengths, tokens_per_update)
+    for update in np.argsort(random.random_raw(len(cuts) - 1), kind="stable"):
+        yield order[cuts[update] : cuts[update + 1]].copy()  # a view would keep all of its pool
 
 
 def micro_batches(
@@ -124,21 +123,20 @@ def micro_batches(
     """The sentences of one update, in order, in K parts of at most `tokens_per_micro_batch` tokens a side.
 
     K is the smallest multiple of `ranks` that is enough; rank r takes parts r, r + ranks, ... The largest part is as
-    small as K allows; parts that are not needed are empty and stand at the end. Raises ConfigError when a sentence
-    alone is over the budget.
+    small as K allows; unneeded ones are empty, at the end. ConfigError when a sentence alone is over the budget.
     """
     source_ends = _running_sum(source_lengths[sentences])
     target_ends = _running_sum(target_lengths[sentences])
     longest = max(int(np.diff(ends).max(initial=1)) for ends in (source_ends, target_ends))
     _refuse_longer(longest, tokens_per_micro_batch, "hardware.tokens_per_micro_batch")
-    fewest = len(_borders(source_ends, target_ends, tokens_per_micro_batch)) - 1
+    fewest = len(_cuts(source_ends, target_ends, tokens_per_micro_batch)) - 1
     parts = ranks * max(1, -(-fewest // ranks))
     limits = range(longest, tokens_per_micro_batch)
     # The larger a limit, the fewer parts it makes
-    enough = bisect_left(limits, -parts, key=lambda limit: 1 - len(_borders(source_ends, target_ends, limit)))
-    borders = _borders(source_ends, target_ends, longest + enough)
-    borders += [len(sentences)] * (parts + 1 - len(borders))
-    return np.split(sentences, borders[1:-1])
+    enough = bisect_left(limits, -parts, key=lambda limit: 1 - len(_cuts(source_ends, target_ends, limit)))
+    cuts = _cuts(source_ends, target_ends, longest + enough)
+    cuts += [len(sentences)] * (parts + 1 - len(cuts))
+    return np.split(sentences, cuts[1:-1])
 
 
 def rows_of_part(tokens_per_update: int, tokens_per_micro_batch: int, ranks: int) -> int:
@@ -157,7 +155,7 @@ def training_plan(
     Whatever `start` is, what follows is what an uncut run would have seen. Raises DataError where there is no sentence.
     """
     if len(source_lengths) == 0:
-        raise DataError("the training data holds no sentence: nothing can be learned from it")
+        raise DataError("the training data holds no sentence: nothing can be trained on it")
     epochs = (epoch_plan(source_lengths, target_lengths, tokens_per_update, seed, epoch) for epoch in itertools.count())
     return itertools.islice(enumerate(itertools.chain.from_iterable(epochs)), start, None)
 
@@ -165,30 +163,30 @@ def training_plan(
 def evaluation_batches(source_lengths: Lengths, target_lengths: Lengths, tokens: int) -> list[Sentences]:
     """Every sentence once, from short to long, in batches of at most `tokens` a side; a longer one stands alone."""
     order = np.argsort(np.maximum(source_lengths[:], target_lengths[:]), kind="stable")
-    borders = _cut(order, source_lengths, target_lengths, tokens)
-    return [order[start:end] for start, end in itertools.pairwise(borders)]
+    cuts = _cuts_of_order(order, source_lengths, target_lengths, tokens)
+    return [order[start:end] for start, end in itertools.pairwise(cuts)]
 
 
-def _cut(order: Sentences, source_lengths: Lengths, target_lengths: Lengths, limit: int) -> list[int]:
-    """Where parts begin, and the end, as `_borders` has it, with the lengths of a few sentences at a time."""
-    borders = [0]
-    while (start := borders[-1]) < len(order):
-        some = order[start : start + limit + encoded.SENTENCES_AT_ONCE]  # more than a part: each has a token
-        found = _borders(_running_sum(source_lengths[some]), _running_sum(target_lengths[some]), limit)
+def _cuts_of_order(order: Sentences, source_lengths: Lengths, target_lengths: Lengths, limit: int) -> list[int]:
+    """Where parts begin, and the end, as `_cuts` has it, with the lengths of a few sentences at a time."""
+    cuts = [0]
+    while (start := cuts[-1]) < len(order):
+        some = order[start : start + limit + dataset.SENTENCES_AT_ONCE]  # more than a part: each has a token
+        new = _cuts(_running_sum(source_lengths[some]), _running_sum(target_lengths[some]), limit)
         if start + len(some) < len(order):
-            found.pop()  # the last part goes on
-        borders += [start + border for border in found[1:]]
-    return borders
+            new.pop()  # the last part goes on
+        cuts += [start + cut for cut in new[1:]]
+    return cuts
 
 
-def _borders(source_ends: npt.NDArray[np.int64], target_ends: npt.NDArray[np.int64], limit: int) -> list[int]:
+def _cuts(source_ends: npt.NDArray[np.int64], target_ends: npt.NDArray[np.int64], limit: int) -> list[int]:
     """Where parts begin, and the end: each part takes as many sentences as fit both limits, and at least one."""
-    borders = [0]
-    while (start := borders[-1]) < len(source_ends) - 1:
+    cuts = [0]
+    while (start := cuts[-1]) < len(source_ends) - 1:
         source_end = source_ends.searchsorted(source_ends[start] + limit, side="right")
         target_end = target_ends.searchsorted(target_ends[start] + limit, side="right")
-        borders.append(max(start + 1, int(min(source_end, target_end)) - 1))
-    return borders
+        cuts.append(max(start + 1, int(min(source_end, target_end)) - 1))
+    return cuts
 
 
 def _bucket_bounds(longest: int) -> npt.NDArray[np.int64]:

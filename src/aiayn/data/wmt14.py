@@ -44,7 +44,7 @@ NEWSTEST = Remote(
     "7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
 )
 
-PREPARED_BYTES_A_PAIR = 150
+PREPARED_BYTES_PER_PAIR = 150
 """About what a training pair takes when it is encoded: two sentences of 32 tokens in two bytes each, two offsets."""
 
 
@@ -101,9 +101,6 @@ CORPORA = {
     ),
 }
 
-# What sacrebleu calls the same sentences; its plain wmt14 is a filtered set of 2737 lines
-SACREBLEU = {"dev": "wmt13", "test": "wmt14/full"}
-
 
 def identity(corpus: Corpus) -> dict[str, str]:
     """What identifies the corpus before anything is downloaded: archives by SHA-256, members by name."""
@@ -121,12 +118,9 @@ def missing(corpus: Corpus, folder: Path) -> list[str]:
 
 
 def needed(corpus: Corpus, archives: Path, pairs: int) -> tuple[int, int]:
-    """Bytes that are still to be downloaded, and about what the prepared corpus will take.
-
-    Of its pairs the first so many are prepared; 0: all.
-    """
+    """Bytes that are still to be downloaded, and about what the first so many pairs, 0: all, will take prepared."""
     to_come = sum(download.missing_bytes(remote, archives) for remote in corpus.archives)
-    return to_come, min(corpus.pairs, pairs or corpus.pairs) * PREPARED_BYTES_A_PAIR
+    return to_come, min(corpus.pairs, pairs or corpus.pairs) * PREPARED_BYTES_PER_PAIR
 
 
 def estimate(corpus: Corpus, archives: Path, prepared: Path, pairs: int) -> str:
@@ -134,24 +128,21 @@ def estimate(corpus: Corpus, archives: Path, prepared: Path, pairs: int) -> str:
     to_come, encoded = needed(corpus, archives, pairs)
     free = storage.free_bytes(prepared)
     sizes = f"{_size(to_come)} to download, about {_size(encoded)} prepared"
-    if free < to_come + encoded:
-        raise storage.StorageError(
-            f"{prepared}: {sizes}, but only {_size(free)} are free: give prepared=... on a larger disk"
-        )
-    return f"{sizes}; {_size(free)} are free"
+    if free >= to_come + encoded:
+        return f"{sizes}; {_size(free)} are free"
+    raise storage.StorageError(
+        f"{prepared}: {sizes}, but only {_size(free)} are free: give prepared=... on a larger disk"
+    )
 
 
 def fetch(corpus: Corpus, downloads: Path, report: Callable[[str], None]) -> None:
     """Every archive, whole, in `downloads`: what is there is not asked for, what broke off is gone on with.
 
-    One process downloads while others wait for it. A terminal sees bars, a log one line for each file. Raises DataError
-    with what to bring by hand when a server does not give its file.
+    One process downloads, others wait. DataError says what to bring by hand when a server does not give its file.
     """
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with (
-        storage.lock(downloads / ".lock", wait=True, report=report),
-        progress.bars(*columns, TimeRemainingColumn()) as bars,
-    ):
+    lock = storage.lock(downloads / ".lock", wait=True, report=report)
+    with lock, progress.bars(*columns, TimeRemainingColumn()) as bars:
         for remote in corpus.archives:
             to_come = download.missing_bytes(remote, downloads)
             if to_come == 0 and (downloads / remote.name).exists():
@@ -160,18 +151,11 @@ def fetch(corpus: Corpus, downloads: Path, report: Callable[[str], None]) -> Non
             report(f"downloading {remote.url} ({_size(remote.size)}{resumed})")
             bar = bars.add_task(remote.name, total=remote.size, completed=remote.size - to_come)
             try:
-                download.fetch(
-                    remote,
-                    downloads,
-                    lambda arrived, bar=bar: bars.update(bar, completed=arrived),  # type: ignore[misc]
-                    report,
-                )
+                download.fetch(remote, downloads, lambda arrived, bar=bar: bars.update(bar, completed=arrived), report)  # type: ignore[misc]
             except download.Unavailable as error:
-                every = " ".join(remote.url for remote in corpus.archives)
-                raise DataError(
-                    f"{error}; or bring all {len(corpus.archives)} files into one folder by hand and give it as"
-                    f" data.source=FOLDER: {every}"
-                ) from error
+                by_hand = f"or bring all {len(corpus.archives)} files into one folder by hand and give it as"
+                urls = " ".join(remote.url for remote in corpus.archives)
+                raise DataError(f"{error}; {by_hand} data.source=FOLDER: {urls}") from error
 
 
 def check(archives: Iterable[Remote], folder: Path, report: Callable[[str], None], *, brought: bool) -> None:
@@ -182,24 +166,17 @@ def check(archives: Iterable[Remote], folder: Path, report: Callable[[str], None
 
 
 def text(corpus: Corpus, folder: Path, report: Callable[[str], None]) -> Text:
-    """The splits, read from archives that are checked; dev and test compared with sacrebleu's own.
-
-    Raises DataError naming the first line that is not sacrebleu's.
-    """
+    """The splits, read from archives that are checked; dev and test compared with sacrebleu's own: see `compared`."""
 
     def files(part: Part) -> Files:
         archive = folder / part.archive.name
         return Files(Member(archive, part.source), Member(archive, part.target))
 
-    found: Text = {
-        "train": [files(part) for part in corpus.train],
-        "dev": [files(corpus.dev)],
-        "test": [files(corpus.test)],
-    }
-    for split, name in SACREBLEU.items():
-        (held_out,) = found["dev" if split == "dev" else "test"]
+    dev, test = files(corpus.dev), files(corpus.test)
+    # sacrebleu's plain wmt14 is a filtered set of 2737 lines
+    for split, held_out, name in (("dev", dev, "wmt13"), ("test", test, "wmt14/full")):
         report(f"{split}: {compared(list(read_pairs(held_out, None)), name, corpus.languages, os.environ)}")
-    return found
+    return {"train": [files(part) for part in corpus.train], "dev": [dev], "test": [test]}
 
 
 def compared(pairs: list[Pair], name: str, languages: str, environment: Mapping[str, str]) -> str:

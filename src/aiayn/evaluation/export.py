@@ -1,4 +1,4 @@
-"""`aiayn export`: a trained run as files for CTranslate2 or transformers, or as plain safetensors."""
+"""`aiayn export`: a trained run as files for CTranslate2, or as plain safetensors."""
 
 import dataclasses
 from importlib.util import find_spec
@@ -12,22 +12,21 @@ from torch import Tensor, nn
 from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
-from aiayn.data.sentencepiece_bpe import BOS, EOS, PAD, UNK
-from aiayn.evaluation.evaluate import trained
+from aiayn.data.sentencepiece_bpe import BOS, EOS, UNK
 from aiayn.paper.attention import MemoryAttention, SelfAttention
-from aiayn.paper.layers import DecoderLayer, EncoderLayer, LearnedPositions, NoPositions, Sinusoids
-from aiayn.paper.transformer import Transformer
+from aiayn.paper.layers import LearnedPositions, NoPositions, Sinusoids
+from aiayn.paper.transformer import DecoderLayer, EncoderLayer, Transformer
+from aiayn.runs.models import trained
 
 # D d_model; H heads; K d_k; V d_v; W width of a head elsewhere; P positions
 
 POSITIONS = 1024
-"""Tokens of the longest sentence that CTranslate2 and Marian are given positions for, EOS included."""
+"""Tokens of the longest sentence that CTranslate2 and the baselines are given positions for, EOS included."""
 
 NORM_EPSILON = 1e-6  # as in AddAndNorm
 USE = {
     "ctranslate2": "Translator(folder).translate_batch([subwords], length_penalty=0, min_decoding_length=0); subwords"
     " are those of tokenizer.model; their length penalty is another than the paper's",
-    "marian": "MarianMTModel.from_pretrained(folder).generate(ids); ids are tokenizer.model's, then 3 for EOS",
     "safetensors": "transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'));"
     " transformer is that of aiayn.alternatives.parts",
 }
@@ -35,7 +34,6 @@ TOKENIZER_FILE = {
     "sentencepiece": "SentencePiece's own file",
     "paper": "JSON with the merges and subwords of Moses tokens: SentencePiece cannot read it",
 }
-LIBRARIES = {"ctranslate2": "ctranslate2", "safetensors": "safetensors", "marian": "transformers"}
 
 
 class Projections(NamedTuple):
@@ -47,8 +45,8 @@ class Projections(NamedTuple):
     output: nn.Linear
 
 
-def projections(attention: SelfAttention | MemoryAttention, width: int, query_scale: float = 1.0) -> Projections:
-    """The attention with heads widened by zeros from d_k and d_v to `width`, its queries times `query_scale`."""
+def projections(attention: SelfAttention | MemoryAttention, width: int) -> Projections:
+    """The attention with heads widened by zeros from d_k and d_v to `width`."""
     if isinstance(attention, SelfAttention):
         inputs = [attention.query_key_value]
     else:
@@ -61,24 +59,8 @@ def projections(attention: SelfAttention | MemoryAttention, width: int, query_sc
         _linear(_widened(weight, heads, width), _widened(bias, heads, width))
         for weight, bias in zip(weights, biases, strict=True)
     )
-    query = _linear(query.weight * query_scale, query.bias * query_scale)
     output = _linear(_widened(attention.output.weight.t(), heads, width).t(), attention.output.bias)
     return Projections(query, key, value, output)
-
-
-def standard_projections(attention: SelfAttention | MemoryAttention) -> Projections:
-    """The same for those whose heads are d_model / h wide and who divide by the root of that.
-
-    Raises ConfigError where d_k or d_v is wider.
-    """
-    d_model, heads = attention.output.out_features, attention.num_heads
-    width, rest = divmod(d_model, heads)
-    if rest or max(attention.d_k, attention.d_v) > width:
-        raise ConfigError(
-            f"model.d_k={attention.d_k}, model.d_v={attention.d_v}: its heads are d_model / h = {d_model / heads:g}"
-            " wide, which cannot hold this row; format=ctranslate2 and format=safetensors can"
-        )
-    return projections(attention, width, (width / attention.d_k) ** 0.5)
 
 
 def positions(table: Sinusoids | LearnedPositions | NoPositions) -> Tensor:
@@ -145,88 +127,10 @@ def ctranslate2_spec(model: Transformer, subwords: list[str]) -> Any:
     return spec
 
 
-def marian(model: Transformer) -> Any:
-    """The model as transformers' MarianMTModel, in evaluation mode and on the same device.
-
-    Marian has all sines first, so everything of width d_model changes its order; a saved one comes back with 1e-5 for
-    epsilon in its norms. Raises ConfigError for a row that Marian cannot hold.
-    """
-    import transformers
-
-    first = model.encoder[0].self_attention
-    assert isinstance(first, SelfAttention)
-    d_ff = model.encoder[0].feed_forward[0].out_features  # type: ignore[index, union-attr]
-    if isinstance(model.source_positions, LearnedPositions):
-        raise ConfigError(
-            "model.positions=learned: Marian has sinusoids only; format=ctranslate2 and format=safetensors can"
-        )
-    projected = {
-        name: standard_projections(module)
-        for name, module in model.named_modules()
-        if isinstance(module, SelfAttention | MemoryAttention)
-    }
-    sizes = {"layers": len(model.encoder), "ffn_dim": d_ff, "attention_heads": first.num_heads}
-    vocab_size = model.embedding.num_embeddings
-    converted = transformers.MarianMTModel(
-        transformers.MarianConfig(
-            **{f"{side}_{key}": size for side in ("encoder", "decoder") for key, size in sizes.items()},
-            d_model=model.d_model,
-            vocab_size=vocab_size,
-            decoder_vocab_size=vocab_size,
-            max_position_embeddings=POSITIONS,
-            activation_function="relu",
-            dropout=model.source_dropout.probability,
-            scale_embedding=True,
-            pad_token_id=PAD,
-            bos_token_id=BOS,
-            eos_token_id=EOS,
-            decoder_start_token_id=BOS,
-            forced_eos_token_id=None,
-        )
-    ).eval()
-    converted.to(model.embedding.weight.device)
-    order = torch.arange(model.d_model).view(-1, 2).t().flatten()  # sines and cosines alternate here
-    embedding = model.embedding.weight[:, order]
-    state = {"model.shared.weight": embedding, "lm_head.weight": embedding}
-    state |= {f"model.{side}.embed_tokens.weight": embedding for side in ("encoder", "decoder")}
-
-    def put(name: str, weight: Tensor, bias: Tensor) -> None:
-        state[f"model.{name}.weight"], state[f"model.{name}.bias"] = weight, bias
-
-    names = {"self_attention": "self_attn", "memory_attention": "encoder_attn", "feed_forward": "final"}
-    for name, module in model.named_modules():
-        side, _, rest = name.partition(".")
-        number, _, part = rest.partition(".")
-        layer = f"{side}.layers.{number}"
-        if isinstance(module, SelfAttention | MemoryAttention):
-            for letter, linear in zip("qkv", projected[name][:3], strict=True):
-                put(f"{layer}.{names[part]}.{letter}_proj", linear.weight[:, order], linear.bias)
-            output = projected[name].output
-            put(f"{layer}.{names[part]}.out_proj", output.weight[order], output.bias[order])
-        elif isinstance(module, nn.LayerNorm):
-            kind = names[part.removeprefix("after_").removesuffix(".norm")]
-            put(f"{layer}.{kind}_layer_norm", module.weight[order], module.bias[order])
-        elif part == "feed_forward.0":
-            put(f"{layer}.fc1", module.weight[:, order], module.bias)
-        elif part == "feed_forward.2":
-            put(f"{layer}.fc2", module.weight[order], module.bias[order])
-    missing, unexpected = converted.load_state_dict(state, strict=False)
-    assert not unexpected
-    assert {name.rpartition(".")[0] for name in missing} <= {
-        *("model.encoder.embed_positions", "model.decoder.embed_positions", "")  # constants of its own
-    }, missing
-    for module in converted.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = NORM_EPSILON
-    return converted
-
-
 def write(model: Transformer, subwords: list[str], format: str, folder: Path) -> None:
     """Has a library write the model into `folder`. Raises ConfigError for a row that the format cannot hold."""
     if format == "ctranslate2":
         ctranslate2_spec(model.float(), subwords).save(str(folder))  # it knows no float64
-    elif format == "marian":
-        marian(model).save_pretrained(folder)
     else:
         from safetensors.torch import save_model
 
@@ -242,8 +146,8 @@ def export(model: Transformer, subwords: list[str], format: str, folder: Path) -
 
 def main(config: Config) -> None:
     """Exports the run that the configuration names into its folder, with its tokenizer."""
-    if config.format not in LIBRARIES:
-        raise ConfigError(f"format={config.format}: export needs one of format={', format='.join(LIBRARIES)}")
+    if config.format not in USE:
+        raise ConfigError(f"format={config.format}: export needs one of format={', format='.join(USE)}")
     if config.model.kind != "transformer":
         raise ConfigError(f"model.kind={config.model.kind}: only Transformers are exported, such as experiment=base")
     if config.format != "safetensors" and not config.model.in_table3:
@@ -254,10 +158,9 @@ def main(config: Config) -> None:
     fidelity = config.fidelity
     if fidelity.sinusoids != "alternating" or fidelity.target_space or fidelity.zero_start or fidelity.embedding_rows:
         raise ConfigError(f"fidelity={fidelity.name}: what is exported starts with BOS; export runs of fidelity=paper")
-    library = LIBRARIES[config.format]
-    if find_spec(library) is None:
+    if find_spec(config.format) is None:  # the format is named after its library
         raise ConfigError(
-            f"format={config.format}: {library} is not installed; pip install -c constraints.txt -e '.[export]'"
+            f"format={config.format}: {config.format} is not installed; pip install -c constraints.txt -e '.[export]'"
         )
     model, dataset, run_folder = trained(config)
     assert isinstance(model, Transformer)

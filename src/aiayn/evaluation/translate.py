@@ -10,15 +10,14 @@ from typing import BinaryIO
 from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config.schema import Config, Decoding, Hardware
 from aiayn.core import progress
-from aiayn.data.encoded import Dataset
-from aiayn.evaluation.evaluate import trained
+from aiayn.data.dataset import Dataset
 from aiayn.evaluation.search import search
-from aiayn.paper.fast.process import compute_with
+from aiayn.runs.models import compute_with, trained
 
 LINES_AT_ONCE = 1000
 # Attention takes memory by the square of a line's tokens, so a book without a line feed must not be one sentence
 LONGEST = 1000
-CHARACTERS_A_SUBWORD = 16  # SentencePiece's own limit: so many characters for each token never cut a line too short
+CHARACTERS_PER_SUBWORD = 16  # SentencePiece's own limit: so many characters for each token never cut a line too short
 
 
 def translate(
@@ -32,8 +31,7 @@ def translate(
 ) -> Iterator[str]:
     """One translation for each line, in order; empty for a line without text. Bytes that are no UTF-8 are replaced.
 
-    Of a line beyond `LONGEST` tokens, or beyond what training kept if that is more, the beginning is translated, and
-    `warn` is called.
+    Of a line beyond `LONGEST` tokens, or what training kept if that is more, `warn` says that only the beginning is.
     """
     limit = max(LONGEST, dataset.manifest["settings"]["max_length"])
     rest = iter(lines)
@@ -42,15 +40,15 @@ def translate(
         texts = [line.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r") for line in chunk]
         if number == 0:
             texts[0] = texts[0].removeprefix("\ufeff")  # a byte order mark is no text
-        beginnings = [text[: limit * CHARACTERS_A_SUBWORD] for text in texts]
+        beginnings = [text[: limit * CHARACTERS_PER_SUBWORD] for text in texts]
         sources = []
         for text, beginning, ids in zip(texts, beginnings, dataset.tokenizer.encode(beginnings), strict=True):
             number += 1
             if len(ids) > limit or beginning != text:
                 warn(f"line {number} has more than {limit} tokens: only its beginning is translated")
             sources.append(ids[:limit] if text.strip() else ids[:0])
-        found = search(model, sources, decoding, hardware, done)
-        yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in found])
+        hypotheses = search(model, sources, decoding, hardware, done)
+        yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
 
 
 def main(config: Config, source: BinaryIO | None = None) -> None:

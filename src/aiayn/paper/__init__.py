@@ -1,4 +1,4 @@
 """Sections 3 to 6.1 of the paper in plain torch: the Transformer, its loss, its learning rate, its beam search.
 
-Nothing here knows Hydra, Lightning, files or tokenizers; `fast` computes the same numbers faster and may be left out.
+Nothing here knows Hydra, Lightning, files or tokenizers.
 """

@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# S source tokens of all sentences, packed; T target tokens; B sentences; L tokens of the longest one
+# S source tokens of all sentences, packed; T target tokens; B sentences; L tokens of the longest one, or 16
+
+FILLERS, FILLER_LENGTH = 128, 256
+"""Empty sentences that take the rows after the last token, and their length if so many are enough."""
 
 
 @dataclass(frozen=True)
@@ -40,35 +43,33 @@ class Packing:
     def __init__(self, offsets: Tensor, rows: int | None = None, device: torch.device | None = None) -> None:
         assert offsets.device.type == "cpu"
         self.offsets, self.lengths, self.device = offsets, offsets.diff(), device or offsets.device
-        self.max_length = int(self.lengths.max())
+        # torch's softmax takes several times as long on rows that are shorter than a CPU's vector register
+        self.max_length = max(16, int(self.lengths.max()))
         self.tokens = int(offsets[-1])
         self.rows = rows or self.tokens
         self.sentence = torch.repeat_interleave(self.lengths)  # (tokens,) the number of each token's sentence
         self.position = torch.arange(self.tokens) - offsets[self.sentence]  # (tokens,) in its sentence
         self.positions = to_device(self.fill(self.position), self.device)  # (rows,)
+        # Flash attention: GPUs since Ampere
+        self.has_kernel = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
 
     def fill(self, tokens: Tensor) -> Tensor:
-        """tokens (tokens,) with zeros behind them, as (rows,)."""
-        return F.pad(tokens, (0, self.rows - self.tokens))
+        """tokens (tokens, ...) with zeros behind them, as (rows, ...)."""
+        more = self.rows - self.tokens
+        return F.pad(tokens, (0, 0) * (tokens.dim() - 1) + (0, more)) if more else tokens
 
     def pad(self, packed: Tensor) -> Tensor:
         """Packed (rows, ...) as padded (B, L, ...), zero where no token is."""
         padded = packed.new_zeros(len(self.lengths) * self.max_length, *packed.shape[1:])
-        padded = padded.index_copy(0, self.place, packed[: self.tokens])
+        padded.index_copy_(0, self.padded_index, packed[: self.tokens])
         return padded.view(len(self.lengths), self.max_length, *packed.shape[1:])
 
     def unpad(self, padded: Tensor) -> Tensor:
         """Padded (B, L, ...) as packed (rows, ...): the inverse of `pad`, zero in rows of no sentence."""
-        packed = padded.flatten(0, 1).index_select(0, self.place)
-        return F.pad(packed, (0, 0) * (packed.dim() - 1) + (0, self.rows - self.tokens))
-
-    @property
-    def bound(self) -> int:
-        """No position is this large or larger."""
-        return self.max_length
+        return self.fill(padded.flatten(0, 1).index_select(0, self.padded_index))
 
     @cached_property
-    def place(self) -> Tensor:
+    def padded_index(self) -> Tensor:
         """(tokens,): where each token stands in (B * L)."""
         return to_device(self.sentence * self.max_length + self.position, self.device)
 
@@ -79,21 +80,35 @@ class Packing:
 
     @cached_property
     def mask(self) -> Tensor | None:
-        """(B, 1, 1, L): 0 where a token is, -inf where none is; None when all sentences are equally long."""
-        return to_device(_mask(self.is_padding[:, None, None]), self.device) if bool(self.is_padding.any()) else None
+        """(B, 1, 1, L): whether a token stands there, to be attended to; None when all sentences are equally long."""
+        return to_device(~self.is_padding[:, None, None], self.device) if bool(self.is_padding.any()) else None
 
     @cached_property
     def causal_mask(self) -> Tensor:
-        """(L, L): -inf where the key comes after the query, so that position i sees only positions up to i (3.2.3).
+        """(L, L): whether the key comes not after the query: position i attends to positions up to i (3.2.3).
 
         Padding ends a sentence, so this hides it from every token.
         """
-        later = torch.ones(self.max_length, self.max_length, dtype=torch.bool).triu_(1)
-        return to_device(_mask(later), self.device)
+        return to_device(torch.ones(self.max_length, self.max_length, dtype=torch.bool).tril_(), self.device)
 
+    @cached_property
+    def kernel_offsets(self) -> Tensor:
+        """The offsets in 32 bits, and after them the rows that belong to no sentence as fillers (B + 1 + FILLERS,).
 
-def _mask(hidden: Tensor) -> Tensor:
-    return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        A kernel that only knows sentences then leaves no row undefined. It needs equally many sentences on both sides,
+        wherever the tokens end: some fillers are empty.
+        """
+        fillers = self.tokens + self._filler_length * torch.arange(1, FILLERS + 1)
+        return to_device(torch.cat((self.offsets, fillers.clamp(max=self.rows))).int(), self.device)
+
+    @cached_property
+    def max_position(self) -> int:
+        """No sentence is longer, fillers included; few different numbers, since a graph is compiled for each."""
+        return max(FILLER_LENGTH, 1 << (max(self.max_length, self._filler_length) - 1).bit_length())
+
+    @property
+    def _filler_length(self) -> int:
+        return max(FILLER_LENGTH, -(-(self.rows - self.tokens) // FILLERS))
 
 
 def to_device(x: Tensor, device: torch.device | str) -> Tensor:

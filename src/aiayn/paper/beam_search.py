@@ -1,17 +1,14 @@
 """Beam search with the length penalty of Wu et al. (2016), many sentences at a time (section 6.1)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from aiayn.paper.incremental_decoding import Decoder
+from aiayn.paper.decoding import Decoder
 
 # S source tokens, packed; B sentences still searched; W alive hypotheses of each, best first; C candidates to continue
 # with, best first; V vocabulary; L most tokens of an output
-
-Continuations = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -67,12 +64,12 @@ class Beam:
         self.best_score = self.best.clone()  # (B,)
         self.best_ids = self.alive_ids[:, 0]  # (B, L)
 
-    def extend(self, logits: Tensor, continuations: Continuations) -> None:
+    def extend(self, logits: Tensor) -> None:
         """Continues the alive hypotheses by one token with logits (B, W, V); those that end become finished."""
         self.length += 1
         # Paper: silent; as in the released code no token is forbidden
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        candidates, parent, token = continuations(logits, self.alive, self.num_candidates)
+        candidates, parent, token = best_continuations(logits, self.alive, self.num_candidates)
         ended = token == self.eos
         if ended.any():
             self._finish(candidates.masked_fill(~ended, -torch.inf), parent)
@@ -132,7 +129,6 @@ def beam_search(
     max_extra: int,
     bos: int,
     eos: int,
-    continuations: Continuations = best_continuations,
 ) -> list[Hypothesis]:
     """The best hypothesis of each sentence of `source` (S,), in order; `source_offsets` is (B + 1,).
 
@@ -146,7 +142,7 @@ def beam_search(
     decoding = decoder.start(source, source_offsets)
     found: dict[int, Hypothesis] = {}
     while True:
-        beam.extend(decoding.step(beam.token), continuations)
+        beam.extend(decoding.step(beam.token))
         decided = beam.is_decided()
         # One transfer to the host: a boolean mask would be counted again at each use, and a GPU waited for
         rows = decided.nonzero().squeeze(1)

@@ -1,14 +1,61 @@
 """The Transformer of section 3: encoder, decoder, and one embedding for source, target and softmax."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from aiayn.paper.attention import MemoryAttention, SelfAttention
 from aiayn.paper.batch import Batch, Packing, to_device
 from aiayn.paper.dropout import Dropout, Randomness, draw, layer_keys
-from aiayn.paper.layers import DecoderLayer, EncoderLayer, positional_encoding
+from aiayn.paper.layers import AddAndNorm, FeedForward, positional_encoding, product
 
 # S source tokens, T target tokens of all sentences, packed; B sentences
 # D d_model
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then the feed-forward network (3.1)."""
+
+    def __init__(self, d_model: int, d_ff: int, num_heads: int, d_k: int, d_v: int, dropout: float) -> None:
+        super().__init__()
+        self.self_attention = SelfAttention(d_model, num_heads, d_k, d_v)
+        self.feed_forward = FeedForward(d_model, d_ff)
+        self.after_self_attention = AddAndNorm(d_model, dropout)
+        self.after_feed_forward = AddAndNorm(d_model, dropout)
+
+    def forward(self, x: Tensor, packing: Packing, randomness: Randomness | None = None) -> Tensor:
+        """x (S, D) to (S, D)."""
+        x = self.after_self_attention(x, self.self_attention(x, packing, causal=False), randomness)
+        return self.after_feed_forward(x, self.feed_forward(x), randomness)  # type: ignore[no-any-return]
+
+
+class DecoderLayer(nn.Module):
+    """Masked self-attention, attention to the encoder's output, then the feed-forward network (3.1)."""
+
+    def __init__(self, d_model: int, d_ff: int, num_heads: int, d_k: int, d_v: int, dropout: float) -> None:
+        super().__init__()
+        self.self_attention = SelfAttention(d_model, num_heads, d_k, d_v)
+        self.memory_attention = MemoryAttention(d_model, num_heads, d_k, d_v)
+        self.feed_forward = FeedForward(d_model, d_ff)
+        self.after_self_attention = AddAndNorm(d_model, dropout)
+        self.after_memory_attention = AddAndNorm(d_model, dropout)
+        self.after_feed_forward = AddAndNorm(d_model, dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        packing: Packing,
+        memory_packing: Packing,
+        randomness: Randomness | None = None,
+    ) -> Tensor:
+        """x (T, D) and the encoder's output (S, D) to (T, D)."""
+        x = self.after_self_attention(x, self.self_attention(x, packing, causal=True), randomness)
+        attended = self.memory_attention(x, memory, packing, memory_packing)
+        x = self.after_memory_attention(x, attended, randomness)
+        return self.after_feed_forward(x, self.feed_forward(x), randomness)  # type: ignore[no-any-return]
 
 
 class Transformer(nn.Module):
@@ -54,6 +101,8 @@ class Transformer(nn.Module):
         # first here, since with one kind of target they are all alike
         self.target_spaces = nn.Parameter(nn.init.xavier_uniform_(torch.empty(32, d_model))) if target_space else None
         self.zero_start = zero_start
+        self.rows = 0  # of compiled stacks
+        self.compiled_stacks: Callable[..., Tensor] | None = None
         for side in ([self.source_dropout, self.encoder], [self.target_dropout, self.decoder]):
             dropouts = (module for part in side for module in part.modules() if isinstance(module, Dropout))
             for number, module in enumerate(dropouts):
@@ -68,15 +117,55 @@ class Transformer(nn.Module):
 
         In training, dropout is a function of the run's seed, the number of the update and each token's number in it.
         """
-        source = self.pack(batch.source, batch.source_offsets)
-        target = self.pack(batch.target_input, batch.target_offsets)
-        for_source, for_target = self.randomness(batch, source, target, seed_and_update)
-        memory = self.encode(source.fill(batch.source), source, for_source)
-        return self.decode(target.fill(batch.target_input), target, memory, source, for_target)[: target.tokens]
+        source = self.pack_source(batch.source, batch.source_offsets)
+        target = self.pack_target(batch.target_input, batch.target_offsets)
+        randomness = self.randomness(batch, source, target, seed_and_update)
+        stacks = self.compiled_stacks if self.compiled_stacks is not None and torch.is_grad_enabled() else self.stacks
+        tokens = source.fill(batch.source), target.fill(batch.target_input)
+        return stacks(*tokens, source, target, *randomness)[: target.tokens]
 
-    def pack(self, tokens: Tensor, offsets: Tensor) -> Packing:
-        """The boundaries `offsets` (B + 1,) of the sentences of one packed side, for the device of its tokens."""
-        return Packing(offsets, device=tokens.device)
+    def stacks(
+        self,
+        source: Tensor,
+        target_input: Tensor,
+        source_packing: Packing,
+        packing: Packing,
+        source_randomness: Randomness | None,
+        randomness: Randomness | None,
+    ) -> Tensor:
+        """Source (S,) and target shifted right (T,) as (T, D)."""
+        memory = self.encode(source, source_packing, source_randomness)
+        return self.decode(target_input, packing, memory, source_packing, randomness)
+
+    def compile_stacks(self, rows: int, **options: Any) -> None:
+        """Compiles encoder and decoder in training, once for all batches of up to `rows` tokens a side.
+
+        Batches are filled up to so many rows, larger ones to twice as many, and so on. The options are torch.compile's.
+        """
+        self.rows, self.compiled_stacks = rows, torch.compile(self.stacks, **options)
+
+    def is_compiled(self) -> bool:
+        """Whether `hidden` runs compiled stacks now: not in evaluation, which is not worth the compiler's time."""
+        return self.compiled_stacks is not None and torch.is_grad_enabled()
+
+    def pack_source(self, tokens: Tensor, offsets: Tensor) -> Packing:
+        """The boundaries `offsets` (B + 1,) of the source's sentences, for the device of its tokens (S,)."""
+        return self._pack(tokens, offsets, self.source_positions)
+
+    def pack_target(self, tokens: Tensor, offsets: Tensor) -> Packing:
+        """The boundaries `offsets` (B + 1,) of the target's sentences, for the device of its tokens (T,)."""
+        return self._pack(tokens, offsets, self.target_positions)
+
+    def _pack(self, tokens: Tensor, offsets: Tensor, positions: nn.Module) -> Packing:
+        rows = None
+        if self.is_compiled():
+            rows = -(-len(tokens) // self.rows) * self.rows
+        packing = Packing(offsets, rows, tokens.device)
+        positions.extend(packing.max_position)  # type: ignore[operator]
+        if self.is_compiled():
+            # The one size that differs from batch to batch; torch.compiler has no public name for one dimension
+            torch._dynamo.mark_dynamic(packing.kernel_offsets, 0)
+        return packing
 
     def randomness(
         self, batch: Batch, source: Packing, target: Packing, seed_and_update: tuple[int, int] | None
@@ -98,7 +187,6 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, packing: Packing, randomness: Randomness | None = None) -> Tensor:
         """The source (S,) as memory (S, D)."""
-        self.source_positions.extend(packing.bound)
         x = self.source_dropout(self.embed_source(source, packing.positions), randomness)
         for number, layer in enumerate(self.encoder):
             if number and self.positions_before_every_layer:
@@ -115,7 +203,6 @@ class Transformer(nn.Module):
         randomness: Randomness | None = None,
     ) -> Tensor:
         """The target shifted right (T,) and the memory (S, D) as (T, D)."""
-        self.target_positions.extend(packing.bound)
         x = self.target_dropout(self.embed_target(target_input, packing.positions), randomness)
         for number, layer in enumerate(self.decoder):
             if number and self.positions_before_every_layer:
@@ -126,7 +213,7 @@ class Transformer(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (..., D) as (..., vocabulary), with the embedding's weights (3.4)."""
         # Paper: silent on a bias of the softmax; the released code has none
-        return hidden @ self.embedding.weight.t()
+        return product(hidden, self.embedding.weight)
 
     def embed_source(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Source tokens (...) at positions (...) as (..., D)."""

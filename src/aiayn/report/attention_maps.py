@@ -1,44 +1,31 @@
-"""`aiayn attention`: where every head of every layer looks, drawn for one sentence and measured over a split."""
+"""`aiayn attention`: where every head of every layer looks, drawn for one sentence."""
 
 import sys
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
-from aiayn.data.encoded import Dataset, Pairs
+from aiayn.data.dataset import Dataset, Pairs
 from aiayn.data.sentencepiece_bpe import BOS, EOS
 from aiayn.data.update_plan import gather
-from aiayn.evaluation import attention_heads
-from aiayn.evaluation.attention_heads import KINDS
-from aiayn.evaluation.evaluate import HeldOut, trained
+from aiayn.evaluation.attention_heads import KINDS, Weights, weights_of
 from aiayn.evaluation.search import search
 from aiayn.paper.batch import Batch
-from aiayn.paper.fast.process import compute_with
 from aiayn.paper.transformer import Transformer
-from aiayn.report import figure_files, html_page
-from aiayn.report.figure_files import INK
+from aiayn.report import figure_files
+from aiayn.report.figure_files import INK, PAPER_COLOUR
+from aiayn.report.html_report import Section, page
+from aiayn.runs.models import compute_with, trained
 from aiayn.runs.records import printable
-
-# H heads; Q query tokens; M tokens that they look at
-Weights = npt.NDArray[np.float32]
-"""(H, Q, M): each row sums to 1."""
 
 LONGEST = 60  # tokens of a side: more are no picture any more
 _COLUMNS = 2  # of heads, as a phone shows them
 _FAINTEST = 0.02
-
-
-def weights_of(model: Transformer, batch: Batch) -> dict[str, list[Weights]]:
-    """The attention weights of each layer of each of KINDS, for a batch of one sentence pair."""
-    found: dict[str, list[Weights]] = {kind: [] for kind in KINDS}
-    attention_heads.look(model, batch, lambda kind, weights, *_: found[kind].append(weights[0].float().cpu().numpy()))
-    return found
 
 
 def matrices(weights: Weights, queries: list[str], keys: list[str], title: str) -> Figure:
@@ -58,8 +45,8 @@ def lines(weights: Weights, queries: list[str], keys: list[str], title: str) -> 
     for axes, of_head in zip(panels, weights, strict=True):
         where = [(int(q), int(k)) for q, k in np.argwhere(of_head >= min(_FAINTEST, 0.9 / len(keys)))]
         strengths = [float(of_head[pair]) for pair in where]
-        drawn = LineCollection([[(0, q), (1, k)] for q, k in where], colors="#b3541e", alpha=strengths, linewidths=1.6)
-        axes.add_collection(drawn)
+        ends = [[(0, q), (1, k)] for q, k in where]
+        axes.add_collection(LineCollection(ends, colors=PAPER_COLOUR, alpha=strengths, linewidths=1.6))
         for place, side, align in ((-0.05, queries, "right"), (1.05, keys, "left")):
             for number, token in enumerate(side):
                 axes.text(place, number, token, ha=align, va="center", fontsize=6, color=INK)
@@ -101,7 +88,7 @@ def _tokens(dataset: Dataset, ids: Tensor) -> list[str]:
 
 
 def main(config: Config, source: BinaryIO | None = None) -> None:
-    """Draws the first line of standard input with the run that the configuration names, and measures its heads."""
+    """Draws the first line of standard input with the run that the configuration names, as a page."""
     compute_with(config.hardware.threads)
     if config.model.kind != "transformer":
         raise ConfigError(f"model.kind={config.model.kind}: it draws heads of Transformers, such as experiment=base")
@@ -113,24 +100,20 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     inner, outer = (_tokens(dataset, ids) for ids in (batch.target_input, batch.source))
     sides = {"encoder": (outer, outer), "decoder": (inner, inner), "cross": (inner, outer)}
     name = f"{config.experiment} seed {config.seed}, scale {config.scale.name}, {config.data.name}"
-    kinds: dict[str, list[dict[str, Any]]] = {words: [] for words in KINDS.values()}
+    shown: dict[str, list[tuple[str, str]]] = {kind: [] for kind in KINDS}
     layers = [(kind, number, of_layer) for kind, found in weights.items() for number, of_layer in enumerate(found, 1)]
     with figure_files.style():
         for kind, number, of_layer in progress.each(layers, "drawing the layers"):
             title = f"{KINDS[kind]}, layer {number}: {name}"
-            drawn = {}
             for look, draw in (("lines", lines), ("matrix", matrices)):
-                figure, file = draw(of_layer, *sides[kind], title), f"{kind}-layer{number}-{look}"
-                drawn[look] = figure_files.inline(figure, file, title)
-                figure_files.write(folder / "attention", file, figure)
-            kinds[KINDS[kind]].append(drawn)
+                figure = draw(of_layer, *sides[kind], title)
+                image = figure_files.write(folder / "attention", f"{kind}-layer{number}-{look}", figure)
+                shown[kind].append((f"{title}, {look}", image))
     (translation,) = dataset.tokenizer.decode([batch.target.tolist()])
-    text = html_page.page(
-        "attention.html", name=name, sentence=printable(sentence), translation=printable(translation), kinds=kinds
-    )
-    storage.write_text(folder / "attention" / "attention.html", text)
-    print(f"{printable(sentence)}\n{printable(translation)}\n{folder / 'attention' / 'attention.html'}")
-    pairs = dataset.pairs(cast(HeldOut, config.split))
-    with progress.counted(f"looking at {config.split}", len(pairs), "sentences") as done:
-        found = attention_heads.measure(model, pairs, config.hardware.tokens_per_micro_batch, done)
-    print(f"\n{name}, {config.split} set of {len(pairs):,} sentences\n\n{attention_heads.text(found)}")
+    both = [printable(sentence), printable(translation)]
+    about = "Lines go from a token, on the left, to those that it looks at. A row of a matrix is where its token looks."
+    parts = [Section("Sentence and translation", [*both, about])]
+    parts += [Section(KINDS[kind], figures=found) for kind, found in shown.items()]
+    path = folder / "attention" / "attention.html"
+    storage.write_text(path, page(f"Attention of {name}", parts))
+    print(*both, path, sep="\n")

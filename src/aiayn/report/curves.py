@@ -47,7 +47,8 @@ def read(folder: Path) -> dict[str, Curve]:
             "tokens": np.interp(at, steps, np.cumsum(tokens)),
             "minutes": np.interp(at, steps, seconds / 60),
         }
-        curves[quantity] = _thinned(Curve(axes, _column(own, quantity)))
+        thinned = {axis: _thinned(values) for axis, values in axes.items()}
+        curves[quantity] = Curve(thinned, _thinned(_column(own, quantity)))
     return curves
 
 
@@ -55,14 +56,6 @@ def _column(rows: Sequence[Mapping[str, float]], key: str) -> Numbers:
     return np.array([row[key] for row in rows], dtype=np.float64)
 
 
-def _thinned(curve: Curve) -> Curve:
+def _thinned(values: Numbers) -> Numbers:
     """The means of neighbours: a page needs no more points than a screen shows."""
-    if len(curve.values) <= POINTS:
-        return curve
-    starts = np.arange(0, len(curve.values), math.ceil(len(curve.values) / POINTS))
-    counts = np.diff(np.append(starts, len(curve.values)))
-
-    def means(values: Numbers) -> Numbers:
-        return np.add.reduceat(values, starts) / counts
-
-    return Curve({axis: means(values) for axis, values in curve.axes.items()}, means(curve.values))
+    return np.array([part.mean() for part in np.array_split(values, min(POINTS, len(values)))])

@@ -1,90 +1,100 @@
-"""The figure of the ladder: each row's effect at every scale against the compute of its training."""
+"""The figure of the ladder: each row's effect at every scale against the compute of its training, and the paper's."""
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from aiayn.report.figure_files import INK, PAPER_COLOUR, SUPTITLE
-from aiayn.tables.ladder import Ladder, papers_effect
+from aiayn.config import compose, folders, schema
+from aiayn.config.schema import Config, ConfigError
+from aiayn.cost import flops
+from aiayn.report import figures
+from aiayn.report.figure_files import GREY, INK, PAPER_COLOUR, SUPTITLE
+from aiayn.runs import records
+from aiayn.tables import table3
+from aiayn.tables.paper_claims import rise
 from aiayn.tables.table2 import papers_compute
-from aiayn.tables.table3 import Line, Metric
+from aiayn.tables.table3 import KEYS, Line, Metric, Table
 
-_PAGE = (5.2, 10.2)
-_MARKERS = "osv^"  # of corpora
+MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an effect says nothing
+_UNITS: dict[Metric, Callable[[float], float]] = {"PPL": math.log, "BLEU": float}
 
 
-def ladder(climbed: Ladder, rows: Sequence[Line], metric: Metric) -> Figure:
-    """One panel a row: its effect at every scale against the compute of its training, and the paper's at its own."""
-    base, *others = rows
-    figure = Figure(figsize=_PAGE)
-    panels = list(figure.subplots(math.ceil((len(others) + 1) / 2), 2, sharex=True).flat)
+def tables(run: Config, own: Table) -> list[Table]:
+    """`own` and what the other sweeps under `output` have on its data or under the paper's conditions, by compute."""
+    found = [own]
+    for other in _others(run):
+        made = table3.table(other, records.read_runs(folders.sweep_folder(other)))
+        in_our_precision = schema.vary(other, hardware={"precision": run.hardware.precision})
+        if folders.setting(in_our_precision) == own.data or made.comparable:
+            found.append(made)
+    found = [table for table in found if table.base.trained.training.max_steps >= MIN_UPDATES]
+    return sorted(found, key=lambda table: planned(table, table.base))
+
+
+def _others(run: Config) -> Iterator[Config]:
+    """A run of each other sweep under `output`, by folder; its scale is ours of that name, where there is one."""
+    for folder in sorted(path for path in Path(run.output).glob("*/") if path != folders.sweep_folder(run)):
+        for path in sorted(folder.glob("*/seed*/config.yaml")):
+            with suppress(ConfigError, OSError):
+                found = dataclasses.replace(compose.read(path), output=run.output, prepared=run.prepared)
+                if folders.sweep_folder(found) == folder:
+                    yield dataclasses.replace(found, scale=compose.scales().get(found.scale.name, found.scale))
+                    break
+
+
+def planned(table: Table, line: Line) -> float:
+    """FLOPs of a row's training at the scale of the table: all its updates full, sentences as long as WMT14's."""
+    training = line.trained.training
+    tokens = training.max_steps * training.tokens_per_update
+    rows = line.trained.fidelity.rows(records.look_up(table.reference, "config.data.vocab_size"))
+    return flops.training_flops(line.trained.model, rows, tokens, tokens, flops.LENGTH, flops.LENGTH)
+
+
+def effect(table: Table, line: Line, metric: Metric) -> tuple[float, float | None] | None:
+    """A row's ln PPL or BLEU minus base's, and its 95 % interval's half width (Welch); None where a row has no seed."""
+    samples = {row.name: list(map(_UNITS[metric], row.values(KEYS[metric]))) for row in (line, table.base)}
+    if not all(samples.values()):
+        return None
+    found = rise(samples, {table.base.name: -1.0, line.name: 1.0})
+    value = statistics.mean(samples[line.name]) - statistics.mean(samples[table.base.name])
+    return value, found.interval[1] - found.effect if found else None
+
+
+def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
+    """One panel a row: its effect at every scale, and the paper's; the rows of a group have one vertical scale."""
+    base, *others = climbed[0].lines  # every table has the same rows
+    figure = Figure(figsize=(5.2, 10.2))
+    *panels, empty = figure.subplots(len(others) // 2 + 1, 2, sharex=True).flat
+    empty.set_axis_off()
     drawn = list(zip(others, panels, strict=False))
-    corpora = list(dict.fromkeys(rung.table.data for rung in climbed.rungs))
-    for number, (line, axes) in enumerate(drawn, 1):  # every rung has the same rows, base first
-        papers = papers_effect(line, base, metric)
-        axes.axhline(0, color="#888888", linewidth=0.8)
-        axes.axhline(papers.value, color=PAPER_COLOUR, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.plot(papers.compute, papers.value, "D", color=PAPER_COLOUR, fillstyle="none", markersize=5)
-        effects = [(rung.table.data, rung.effect(rung.table.lines[number], metric)) for rung in climbed.rungs]
-        found = [(data, effect) for data, effect in effects if effect and effect.compute]
-        axes.plot([e.compute for _, e in found], [e.value for _, e in found], color="#888888", linewidth=0.8, zorder=1)
-        for data, effect in found:
-            marker = _MARKERS[corpora.index(data) % len(_MARKERS)]
-            style: dict[str, Any] = {"fmt": marker, "color": INK, "markersize": 3.5, "capsize": 2, "elinewidth": 0.9}
-            if effect.interval is None:
-                axes.errorbar(effect.compute, effect.value, fillstyle="none", **style)
-            else:
-                low, high = effect.interval
-                axes.errorbar(effect.compute, effect.value, [[effect.value - low], [high - effect.value]], **style)
+    for number, (line, axes) in enumerate(drawn, 1):
+        papers = _UNITS[metric](line.papers(metric)) - _UNITS[metric](base.papers(metric))
+        axes.axhline(0, color=GREY, linewidth=0.8)
+        axes.axhline(papers, color=PAPER_COLOUR, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.plot(papers_compute(line.config), papers, "D", color=PAPER_COLOUR, fillstyle="none", markersize=5)
+        for table in climbed:
+            if found := effect(table, table.lines[number], metric):
+                place, fill = planned(table, table.lines[number]), "none" if found[1] is None else "full"
+                axes.errorbar(place, *found, fmt="o", color=INK, fillstyle=fill, markersize=3.5, capsize=2)
         axes.set_title(line.name, fontsize=8, pad=3)
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.margins(y=0.12)  # no marker is cut in half
-    _same_limits(drawn)
-    key, *empty = panels[len(others) :]
-    for axes in empty:
-        axes.set_axis_off()
-    _key(key, climbed, base, corpora)
-    for axes in panels:
-        axes.tick_params(labelsize=7)
-    panels[0].set_xscale("log")  # the others share its axis
-    panels[0].xaxis.set_major_locator(LogLocator(numticks=5))
-    panels[0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e")))
-    panels[0].xaxis.set_minor_locator(NullLocator())
-    quantity = "ln PPL minus base's (lower is better)" if metric == "PPL" else "BLEU minus base's (higher is better)"
-    figure.suptitle(f"{quantity} against the compute of training", **SUPTITLE)
-    figure.supxlabel("FLOPs of training (hollow: one seed)", fontsize=8)
+    for _, members in itertools.groupby(drawn, lambda panel: panel[0].group):
+        limits = [(axes, axes.get_ylim()) for _, axes in members]
+        for axes, _ in limits:
+            axes.set_ylim(min(low for _, (low, _) in limits), max(high for _, (_, high) in limits))
+    drawn[0][1].set_xscale("log")  # the others share its axis
+    power = FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e"))
+    drawn[0][1].xaxis.set(major_locator=LogLocator(numticks=5), minor_locator=NullLocator(), major_formatter=power)
+    at = [f"base at {figures.conditions(table)}: {flops.power(planned(table, table.base))}" for table in climbed]
+    at.append(f"in the paper: {flops.power(papers_compute(base.config))}; hollow dots have one seed")
+    figure.supxlabel("\n".join(at), fontsize=7)
+    figure.suptitle(f"{'ln PPL' if metric == 'PPL' else metric} minus base's against FLOPs of training", **SUPTITLE)
     return figure
-
-
-def _same_limits(panels: Iterable[tuple[Line, Axes]]) -> None:
-    """Gives the rows of a group one scale, so that their effects can be compared by eye."""
-    for _, members in itertools.groupby(panels, lambda panel: panel[0].group):
-        group = [axes for _, axes in members]
-        low, high = (choose(axes.get_ylim()[end] for axes in group) for end, choose in ((0, min), (1, max)))
-        for axes in group:
-            axes.set_ylim(low, high)
-
-
-def _key(axes: Axes, climbed: Ladder, base: Line, corpora: Sequence[str]) -> None:
-    """In a panel of its own, which compute is which scale: base's, one below the other."""
-    entries = [
-        (rung.name, rung.compute(rung.table.base) or rung.planned, _MARKERS[corpora.index(rung.table.data)], INK)
-        for rung in climbed.rungs
-    ]
-    entries.append(("the paper", papers_compute(base.config), "D", PAPER_COLOUR))
-    middle = math.sqrt(entries[0][1] * entries[-1][1])
-    for height, (name, compute, marker, colour) in enumerate(entries):
-        axes.plot(compute, -height, marker, color=colour, fillstyle="none" if marker == "D" else "full", markersize=4)
-        left = compute < middle
-        place: Any = {"xytext": (6 if left else -6, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
-        text = axes.annotate(name, (compute, -height), ha="left" if left else "right", **place)
-        text.set_in_layout(False)  # the panels keep their width, however long a name is
-    axes.set(ylim=(0.7 - len(entries), 0.6))
-    axes.set_yticks([])
-    axes.grid(visible=False)
-    axes.set_title("base trained at", fontsize=8, pad=3)

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from aiayn.config import folders
 from aiayn.config.schema import ROWS, Config
-from aiayn.runs import jobs
+from aiayn.core import exit_codes
+from aiayn.runs import records
 from aiayn.training import wandb_log
 
 MOST_RUNS = 100
@@ -62,11 +63,10 @@ def main(run: Config) -> None:
         print(f"wandb.mode={run.wandb.mode}: W&B was not asked; with wandb.mode=online it is built")
         return
     link, trouble = built(run)
-    if link:
-        print(link)
-        return
-    print(f"aiayn: nothing was built: {trouble}", file=sys.stderr)
-    sys.exit(jobs.FAILED)
+    if trouble:
+        print(f"aiayn: nothing was built: {trouble}", file=sys.stderr)
+        sys.exit(exit_codes.FAILED)
+    print(link)
 
 
 def name(run: Config) -> str:
@@ -103,10 +103,9 @@ def built(run: Config) -> tuple[str, str]:
         entity = run.wandb.entity or wandb.Api().default_entity
         if not entity:
             return "", "your key belongs to no entity: give wandb.entity=..."
-        saved = workspace(run, entity).save()
-        return str(saved.url), ""
+        return str(workspace(run, entity).save().url), ""
     except Exception as error:  # of many kinds, for one cause: no network, a wrong key, a project that is not there
-        return "", " ".join(jobs.without_secrets(f"{type(error).__name__}: {error}").split())[:300]
+        return "", " ".join(records.without_secrets(f"{type(error).__name__}: {error}").split())[:300]
 
 
 def workspace(run: Config, entity: str) -> Any:
@@ -118,7 +117,7 @@ def workspace(run: Config, entity: str) -> Any:
         project=run.wandb.project,
         name=name(run),
         sections=[
-            ws.Section(name=section, panels=[_built(panel) for panel in panels], is_open=True)
+            ws.Section(name=section, panels=list(map(_built, panels)), is_open=True)
             for section, panels in SECTIONS.items()
         ],
         settings=ws.WorkspaceSettings(x_axis=wandb_log.STEP, max_runs=MOST_RUNS),
@@ -136,18 +135,11 @@ def _built(panel: Panel) -> Any:
 
     by_row: Any = {"groupby": wr.Config("experiment"), "groupby_aggfunc": "mean", "max_runs_to_show": MOST_RUNS}
     if panel.kind == "bars":
-        return wr.BarPlot(
-            title=panel.title, metrics=[panel.metric], groupby_rangefunc="stddev", max_bars_to_show=len(ROWS), **by_row
-        )
+        by_row |= {"groupby_rangefunc": "stddev", "max_bars_to_show": len(ROWS)}
+        return wr.BarPlot(title=panel.title, metrics=[panel.metric], **by_row)
     if panel.kind == "lines":
-        return wr.LinePlot(
-            title=panel.title,
-            x=wandb_log.STEP,
-            y=[panel.metric],
-            log_y=panel.logarithm,
-            groupby_rangefunc="minmax",
-            **by_row,
-        )
+        by_row |= {"groupby_rangefunc": "minmax", "x": wandb_log.STEP, "log_y": panel.logarithm}
+        return wr.LinePlot(title=panel.title, y=[panel.metric], **by_row)
     if panel.kind == "samples":
         return wr.WeavePanelSummaryTable(table_name=panel.metric)
     return wr.RunComparer(diff_only="split")

@@ -47,12 +47,6 @@ def load(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def remove(path: Path) -> None:
-    """Removes the file and its hash; a missing one is no error."""
-    storage.remove(path)
-    storage.remove(_hash_file(path))
-
-
 def path_of(folder: Path, step: int) -> Path:
     """Where the checkpoint of an update lies."""
     return folder / f"step-{step:09d}.ckpt"
@@ -69,24 +63,23 @@ def is_intact(path: Path) -> bool:
 def newest(folder: Path, count: int = 1) -> list[Path]:
     """The newest `count` intact checkpoints, newest first; empty when training has not saved any yet.
 
-    Says which damaged files it passes over. Raises StorageError when there are files and none is intact: a silent
-    fresh start would throw the run away.
+    Names damaged files that it passes over. StorageError when none is intact: a silent fresh start would lose the run.
     """
     files = sorted(folder.glob(PATTERN), reverse=True)
-    found: list[Path] = []
+    intact: list[Path] = []
     damaged: list[Path] = []
     for path in files:
-        if len(found) == count:
+        if len(intact) == count:
             break
-        (found if is_intact(path) else damaged).append(path)
-    if files and not found:
+        (intact if is_intact(path) else damaged).append(path)
+    if files and not intact:
         raise storage.StorageError(
             f"no checkpoint in {folder} is intact ({len(damaged)}, newest {damaged[0].name}):"
             " put one back, or delete the run's folder to start it anew"
         )
     for path in damaged:
         print(f"aiayn: {path} is damaged and passed over: the one before it is used", file=sys.stderr, flush=True)
-    return found
+    return intact
 
 
 def step_of(path: Path) -> int:
@@ -105,7 +98,7 @@ def rotate(folder: Path, keep: int, every: int) -> None:
         kept = [path for path in files if path == files[0] or step_of(path) % every == 0][:keep]
         for path in files:
             if path not in kept:
-                remove(path)
+                storage.remove(path)
         for hash_file in folder.glob(PATTERN + HASH):
             if not hash_file.with_suffix("").exists():
                 storage.remove(hash_file)
@@ -129,7 +122,7 @@ def average(paths: list[Path]) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """Raises StorageError naming `path` when what it holds does not fit the model that the block puts it into."""
+    """Raises StorageError naming `path` when what it holds does not fit the model in the block."""
     try:
         yield
     except (RuntimeError, KeyError, TypeError) as error:

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
+from itertools import islice
 
 from aiayn.config.schema import ConfigError, Hardware
 from aiayn.core.process_pool import cores
@@ -19,12 +20,12 @@ def names(hardware: Hardware, limit: int = 0) -> list[str]:
     Raises ConfigError where there is no GPU, or for a limit beyond those that there are; cores may be shared.
     """
     if hardware.accelerator == "gpu":
-        found = gpus()
-        if not found:
+        seen = gpus()
+        if not seen:
             raise ConfigError(f"hardware={hardware.name}: torch sees no GPU here; give hardware=cpu")
-        if limit > len(found):
-            raise ConfigError(f"hydra.launcher.devices={limit}: must be at most {len(found)}, the GPUs that torch sees")
-        return found[: limit or None]
+        if limit > len(seen):
+            raise ConfigError(f"hydra.launcher.devices={limit}: must be at most {len(seen)}, the GPUs that torch sees")
+        return seen[: limit or None]
     return [str(number) for number in range(limit or max(hardware.devices, cores() // hardware.threads))]
 
 
@@ -50,10 +51,8 @@ class Pool:
     def take(self, count: int, held: ExitStack) -> dict[str, str] | None:
         """Takes devices until `held` is closed: the environment that shows them alone; None while they are not free."""
         with ExitStack() as stack:
-            got: list[str] = []
-            for name in self.names:
-                if len(got) < count and name not in self.taken and (not self.gpu or _locked(name, stack)):
-                    got.append(name)
+            free = (name for name in self.names if name not in self.taken)
+            got = list(islice((name for name in free if not self.gpu or _locked(name, stack)), count))
             if len(got) < count:
                 return None
             self.taken.update(got)
@@ -70,9 +69,8 @@ def port(held: ExitStack) -> int:
             probe.bind(("127.0.0.1", number))
             if _locked(f"port {number}", held):
                 return number
-    raise ConfigError(
-        f"hardware.devices: no port from {PORTS[0]} to {PORTS[-1]} is free for ranks to meet; use 1 device"
-    )
+    cause = f"no port from {PORTS[0]} to {PORTS[-1]} is free for ranks to meet"
+    raise ConfigError(f"hardware.devices: {cause}; use 1 device")
 
 
 def _locked(name: str, stack: ExitStack) -> bool:

@@ -1,24 +1,20 @@
-"""The worker processes of one run, one a device: how they are started, watched and stopped, and failures recorded."""
+"""One run's folder, claimed and checked, and its worker processes, one per device: started, watched, stopped."""
 
 import contextlib
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import Config, ConfigError, meaning
+from aiayn.config.schema import Config, ConfigError, result_affecting
 from aiayn.core import signals, storage
+from aiayn.core.exit_codes import DONE, FAILED, INTERRUPTED
 from aiayn.data import prepare
 from aiayn.runs import devices, records
-
-DONE, FAILED, WRONG_CONFIGURATION, NON_FINITE, BAD_DATA, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, signals.EXIT_CODE
 
 # Left by a launcher or by torchrun, these would make a worker believe that it is a rank of another group.
 FOREIGN = (
@@ -80,19 +76,15 @@ def check(run: Config) -> None:
 
 
 def check_folder(run: Config) -> None:
-    """ConfigError, naming key, old and new value, for a folder that holds another run.
-
-    One that failed before its training holds nothing that a corrected command could spoil.
-    """
+    """ConfigError, naming key, old and new value, for a folder that holds another run, begun or finished."""
     folder = folders.run_folder(run)
     if not (folder / "config.yaml").exists():
         return
-    before = meaning(compose.read(folder / "config.yaml"))
-    if not any(
-        (folder / name).exists() for name in ("data.sha256", records.METRICS, records.CHECKPOINTS, "result.json")
-    ):
+    before = result_affecting(compose.read(folder / "config.yaml"))
+    left = ("data.sha256", records.METRICS, records.CHECKPOINTS, records.RESULT)
+    if not any((folder / name).exists() for name in left):
         return
-    for key, value in meaning(run).items():
+    for key, value in result_affecting(run).items():
         if before[key] != value:
             name = "data.name" if key.startswith("data") else "scale.name" if key.startswith("scale") else "output"
             raise ConfigError(
@@ -118,14 +110,11 @@ def check_data(folder: Path, sha256: str) -> None:
 
 
 def is_finished(run: Config) -> bool:
-    """True when the run folder holds a whole result of this very run, wherever it was trained.
-
-    A torn or foreign one is made again, and so is one on other text than is prepared here.
-    """
-    found = records.read_run(folders.run_folder(run))
+    """True when the run folder holds a whole result of this very run, on the text that is prepared here, if any is."""
+    record = records.read_run(folders.run_folder(run))
     here = prepare.sha256(run)
-    claims = meaning(run) | ({"sha256.data": here} if here else {})
-    return found is not None and found.result is not None and not records.changed(claims, found.result)
+    claims = result_affecting(run) | ({"sha256.data": here} if here else {})
+    return record is not None and record.result is not None and not records.changed(claims, record.result)
 
 
 def claim(run: Config) -> contextlib.ExitStack:
@@ -136,12 +125,9 @@ def claim(run: Config) -> contextlib.ExitStack:
 
 
 def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dict[str, str]) -> Job:
-    """The workers for this run, one for each device, their output in `log` or on this terminal.
-
-    `seeing` is what `devices.Pool` gave: the part of the environment that shows them no device but their own.
-    """
+    """The workers for this run, their output in `log` or on this terminal; `seeing` is what `devices.Pool` gave."""
     folder = folders.run_folder(run)
-    storage.remove(folder / "failure.json")
+    storage.remove(folder / records.FAILURE)
     storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     environment = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     environment |= {key: str(run.hardware.threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -153,17 +139,12 @@ def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dic
     job = Job(run, folder, [], held)
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(storage.appending(log)) if log else None
+        error = subprocess.STDOUT if log else None
+        command = [sys.executable, "-m", "aiayn.training.worker", str(folder)]
         for rank in range(ranks):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-            job.ranks.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "aiayn.training.worker", str(folder)],
-                    env=environment | own,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT if log else None,
-                )
-            )
+            env = environment | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {})
+            started = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=error)
+            job.ranks.append(started)
     return job
 
 
@@ -175,83 +156,18 @@ def close(job: Job) -> int:
 
 def _outcome(job: Job, codes: list[int]) -> int:
     if job.cause:
-        return record_failure(job.folder, FAILED, job.cause)
+        return records.record_failure(job.folder, FAILED, job.cause)
     if -signal.SIGPIPE in codes:
         return 128 + signal.SIGPIPE  # as the shell says of a command whose reader has left
     # Only what had ended when the first failure was seen says why: the other ranks lost their peer, or were killed
     for rank, code in enumerate(job.first or codes):
         if code is not None and code < 0 and -code not in signals.STOPPING:
             which = f"rank {rank} was " if len(codes) > 1 else ""
-            return record_failure(job.folder, 128 - code, f"{which}killed by {signal.Signals(-code).name}")
+            return records.record_failure(job.folder, 128 - code, f"{which}killed by {signal.Signals(-code).name}")
     # A signal that came while they were still importing found nothing to save
     if all(code in (DONE, INTERRUPTED) or -code in signals.STOPPING for code in job.first or codes if code is not None):
         return DONE if set(codes) == {DONE} else INTERRUPTED
-    if (job.folder / "failure.json").exists():
-        return int(failure(job.folder)["exit_code"])
+    if (job.folder / records.FAILURE).exists():
+        return int(records.failure(job.folder)["exit_code"])
     code = next(code for code in job.first or codes if code not in (None, DONE, INTERRUPTED))
-    return record_failure(job.folder, code or FAILED, f"the worker ended with exit code {code}")
-
-
-def run_here(run: Config) -> int:
-    """Trains one run on this terminal and returns its exit code; signals are handed on to the workers."""
-    check(run)
-    nothing_to_do = f"{folders.run_folder(run)} is finished: nothing to do; delete it to train again"
-    if is_finished(run):
-        print(nothing_to_do)
-        return DONE
-    pool = devices.Pool(run.hardware, devices.names(run.hardware))
-    with signals.StopFlag() as stop, claim(run) as held:
-        # Until it was claimed another command may have begun it, or finished it
-        check_folder(run)
-        if is_finished(run):
-            print(nothing_to_do)
-            return DONE
-        # Jobs of a launcher that knows nothing of GPUs wait here for theirs
-        while (seeing := pool.take(run.hardware.devices, held)) is None:
-            if signals.requeues(stop.asked):
-                print(signals.requeue())
-            stop.check()
-            time.sleep(POLL_SECONDS)
-        job = start(run, None, held, seeing)
-        try:
-            while not job.ended():
-                if stop.asked:
-                    job.stop(stop.asked)
-                time.sleep(POLL_SECONDS)
-        except BaseException:  # submitit requeues and exits in its own handler of a signal
-            job.stop("SIGTERM")
-            while not job.ended():
-                time.sleep(POLL_SECONDS)
-            raise
-        code = close(job)
-    if code not in (DONE, INTERRUPTED) and (job.folder / "failure.json").exists():
-        print(f"aiayn: {failure(job.folder)['cause']}", file=sys.stderr)
-    if code == INTERRUPTED and signals.requeues(stop.asked):
-        print(signals.requeue())
-    return code
-
-
-def record_failure(folder: Path, code: int, cause: str) -> int:
-    """Leaves `failure.json`: the exit code, the cause in one line, and where the log is, if any. Returns the code."""
-    log = folder / records.LOG
-    line = " ".join(without_secrets(cause).split())[:1000]
-    try:
-        failed = {"exit_code": code, "cause": line, "log": str(log) if log.exists() else ""}
-        storage.write_json(folder / "failure.json", failed)
-    except storage.StorageError as error:  # the disk that stopped the run may be too full for its last word
-        print(f"aiayn: {line}; {error}", file=sys.stderr)
-    return code
-
-
-def failure(folder: Path) -> dict[str, Any]:
-    """What `record_failure` left."""
-    return dict(json.loads((folder / "failure.json").read_text()))
-
-
-def without_secrets(text: str) -> str:
-    """The text without the passwords, keys and tokens that this process finds in its environment."""
-    for name, value in os.environ.items():
-        secrets = [value] if re.search(r"(?i)key$|token|secret|passw", name) else re.findall(r"://([^/@\s]+)@", value)
-        for secret in secrets:
-            text = text.replace(secret, "***") if len(secret) >= 8 else text
-    return text
+    return records.record_failure(job.folder, code or FAILED, f"the worker ended with exit code {code}")

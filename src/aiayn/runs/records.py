@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import os
 import re
+import sys
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import MEANING, PATHS, Config, Paper, Scale
+from aiayn.config.schema import PATHS, RESULT_AFFECTING, Config, Paper, Scale
 from aiayn.core import storage
 
 SCHEMA = 1
@@ -28,7 +30,7 @@ OF_ROW = ("model.", "fidelity.", "training.", "scale.", "decoding.")
 # What all runs of a table share, or they cannot be averaged or compared: all else that a run means, but for its seed.
 # Paths are not among it: the hashes say which text and which vocabulary, wherever a run was trained.
 SHARED = (
-    *sorted(key for key in MEANING - PATHS - {"experiment", "seed"} if not key.startswith(OF_ROW)),
+    *sorted(key for key in RESULT_AFFECTING - PATHS - {"experiment", "seed"} if not key.startswith(OF_ROW)),
     *("sha256.data", "sha256.tokenizer"),
 )
 
@@ -64,8 +66,8 @@ class Run:
 
 def read_runs(folder: Path) -> list[Run]:
     """Every run under `folder` (runs/<data>-<scale>), by name and seed; folders that are no runs are passed over."""
-    found = [run for path in folder.glob("*/*/") if (run := read_run(path))]
-    return sorted(found, key=lambda run: (run.experiment, run.seed))
+    runs = [run for path in folder.glob("*/*/") if (run := read_run(path))]
+    return sorted(runs, key=lambda run: (run.experiment, run.seed))
 
 
 def read_run(folder: Path) -> Run | None:
@@ -107,8 +109,33 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
+def record_failure(folder: Path, code: int, cause: str) -> int:
+    """Leaves `failure.json`: the exit code, the cause in one line, and where the log is, if any. Returns the code."""
+    log, line = folder / LOG, " ".join(without_secrets(cause).split())[:1000]
+    try:
+        log_if_any = str(log) if log.exists() else ""
+        storage.write_json(folder / FAILURE, {"exit_code": code, "cause": line, "log": log_if_any})
+    except storage.StorageError as error:  # the disk that stopped the run may be too full for its last word
+        print(f"aiayn: {line}; {error}", file=sys.stderr)
+    return code
+
+
+def failure(folder: Path) -> dict[str, Any]:
+    """What `record_failure` left."""
+    return dict(json.loads((folder / FAILURE).read_text()))
+
+
+def without_secrets(text: str) -> str:
+    """The text without the passwords, keys and tokens that this process finds in its environment."""
+    for name, value in os.environ.items():
+        secrets = [value] if re.search(r"(?i)key$|token|secret|passw", name) else re.findall(r"://([^/@\s]+)@", value)
+        for secret in secrets:
+            text = text.replace(secret, "***") if len(secret) >= 8 else text
+    return text
+
+
 def changed(claims: Mapping[str, Any], result: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
-    """What is claimed about a run's meaning or hashes, but its result denies: (key, the result's value, the claim)."""
+    """What is claimed about a run's keys or hashes, but its result denies: (key, the result's value, the claim)."""
     values = ((key, look_up(result or {}, place_in_result(key)), claim) for key, claim in claims.items())
     return [(key, value, claim) for key, value, claim in values if value != claim]
 
@@ -133,9 +160,7 @@ def row_line(config: Config, run: Run) -> str:
     start = f"{folders.label(config):<19} seed {run.seed}  {run.status}"
     if run.result is None:
         return f"{start}  {run.cause or f'after {run.steps_done:,} updates'}"
-    ppl, bleu = (
-        number_text(look_up(run.result, key), digits) for key, digits in (("dev.ppl", 2), ("dev.bleu.paper", 1))
-    )
+    ppl, bleu = number_text(run.result["dev"]["ppl"], 2), number_text(run.result["dev"]["bleu"]["paper"], 1)
     is_row = "+" not in run.experiment and comparable(config.scale, dataclasses.asdict(config.data))
     paper = config.paper if is_row else Paper()
     their_ppl = f" (paper {paper.ppl:.2f})" if paper.ppl is not None else ""
@@ -160,11 +185,10 @@ def comparable(scale: Scale, data: Mapping[str, Any]) -> bool:
 
 def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
     """The data settings that are not those of a corpus of ours, each with its value and the corpus's."""
-    own = compose.corpus_settings(corpus).items()
     return [
         printable(f"data.{key}={data.get(key)} instead of {value!r}")
-        for key, value in own
-        if f"data.{key}" in MEANING and data.get(key) != value
+        for key, value in compose.corpus_settings(corpus).items()
+        if f"data.{key}" in RESULT_AFFECTING and data.get(key) != value
     ]
 
 
@@ -203,12 +227,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def last_step(folder: Path) -> int:
     """The last update that a run has recorded, read from the end of its metrics; 0 when that says none."""
-    path = folder / METRICS
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")[:-1]
-        step = json.loads(lines[-1])["step"]
+        with (folder / METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            step = json.loads(file.read().split(b"\n")[-2])["step"]
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return 0  # Damaged curves are for train to refuse; here they only say how far a run came.
     return step if isinstance(step, int) else 0

@@ -1,4 +1,4 @@
-"""A sweep on this machine: one worker a run, as many side by side as there is room for, longest first.
+"""A sweep on this machine: one worker per run, as many side by side as there is room for, longest first.
 
 The ledger is the run folders themselves: a folder's name holds row, seed and a hash of what differs from the row, its
 `config.yaml` the run's whole meaning, `result.json` or `failure.json` its outcome; `.claim` is a file lock whose holder
@@ -16,11 +16,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError, vary
 from aiayn.core import progress, signals
+from aiayn.core.exit_codes import DONE, FAILED, INTERRUPTED
 from aiayn.core.storage import InUse, StorageError
 from aiayn.cost import device_schedule, flops
 from aiayn.data import prepare
 from aiayn.data.parallel_text import DataError
 from aiayn.runs import devices, jobs, records
+from aiayn.sweep import slurm
 from aiayn.sweep.outcome import conclude, line_of
 
 POLL_SECONDS = 0.2
@@ -34,20 +36,19 @@ def work(run: Config) -> float:
     return flops.training_flops(run.model, rows, tokens, tokens, flops.LENGTH, flops.LENGTH)
 
 
-def assign_devices(runs: list[Config], most: int, available: int) -> list[Config]:
+def assign_devices(runs: list[Config], max_devices_per_run: int, available: int) -> list[Config]:
     """The runs, longest first, each with as many devices as in the schedule of `aiayn plan`."""
-    each = max((run.hardware.devices for run in runs), default=1)
+    fewest = max((run.hardware.devices for run in runs), default=1)
     named = {str(folders.run_folder(run)): run for run in runs}  # no two runs of a sweep have the same folder
     operations = {name: work(run) for name, run in named.items()}
-    turns = device_schedule.best_schedule(operations, each, most, available)
+    turns = device_schedule.best_schedule(operations, fewest, max_devices_per_run, available)
     return [vary(named[turn.name], hardware={"devices": len(turn.devices)}) for turn in turns]
 
 
 def prepare_once(runs: list[Config]) -> None:
     """Prepares the corpora of the unfinished runs, so that no worker of them waits for another one's download.
 
-    Raises what stopped it where no corpus could be prepared. One that could not among others is left to its own rows,
-    which fail by themselves.
+    Raises what stopped it where none could be prepared; where some could, the rows of the others fail by themselves.
     """
     corpora = {folders.prepared_folder(run): run for run in runs if not jobs.is_finished(run)}
     failures: list[Exception] = []
@@ -71,14 +72,15 @@ class _Output(Console):
 class Sweep:
     """Runs at work, done and to come, and the one display of them all."""
 
-    def __init__(self, runs: list[Config], names: list[str], patience: float, most: int = 0) -> None:
+    def __init__(self, runs: list[Config], names: list[str], hang_timeout: float, max_devices_per_run: int = 0) -> None:
         # Points that differ only in what changes no number share a folder: they are one run
         self.runs = list({folders.run_folder(run): run for run in runs}.values())
-        hardware, self.patience = self.runs[0].hardware, patience
+        hardware, self.hang_timeout = self.runs[0].hardware, hang_timeout
         self.pool = devices.Pool(hardware, names)
         unfinished = [run for run in self.runs if not jobs.is_finished(run)]
         self.failed_before = {folders.run_folder(run): written(run) for run in unfinished}
-        self.waiting = assign_devices(unfinished, most or device_schedule.most_of_one(hardware, len(names)), len(names))
+        widest = max_devices_per_run or device_schedule.most_of_one(hardware, len(names))
+        self.waiting = assign_devices(unfinished, widest, len(names))
         self.elsewhere: list[Config] = []  # another command is at work on them
         self.active: dict[Path, jobs.Job] = {}
         self.signs: dict[Path, tuple[float, float]] = {}  # newest file, and when it was seen
@@ -86,12 +88,9 @@ class Sweep:
         self.finished_before = len(self.runs) - len(self.waiting)
         self.total = sum(map(work, self.waiting)) or 1.0
         self.console = _Output(soft_wrap=True)
+        texts = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[state]}")
         self.display = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            *(*texts, TimeElapsedColumn(), TimeRemainingColumn()),
             console=self.console,
             disable=not progress.is_terminal(sys.stdout),
             speed_estimate_period=600.0,
@@ -102,11 +101,11 @@ class Sweep:
 
     def work_through(self) -> int:
         """Works through the runs, longest first, and returns the exit code of the whole."""
-        each = self.runs[0].hardware.devices
-        wide = [f", {folders.name(run)} on {n}" for run in self.waiting if (n := run.hardware.devices) > each]
+        narrow = self.runs[0].hardware.devices
+        wide = [f", {folders.name(run)} on {n}" for run in self.waiting if (n := run.hardware.devices) > narrow]
         self.console.print(
             f"{len(self.runs)} runs, {self.finished_before} finished before,"
-            f" up to {len(self.pool.names) // each} side by side{''.join(wide)}"
+            f" up to {len(self.pool.names) // narrow} side by side{''.join(wide)}"
         )
         with self.display, signals.StopFlag() as stop:
             while self.active or ((self.waiting or self.elsewhere) and not stop.asked):
@@ -117,13 +116,12 @@ class Sweep:
                         job.stop(stop.asked)
                     if job.ended():
                         self.end(folder)
-                    elif self.silent_for(job) > self.patience:
-                        job.abort(f"no sign of life for {self.patience / 60:g} minutes: killed")
+                    elif self.silent_for(job) > self.hang_timeout:
+                        job.abort(f"no sign of life for {self.hang_timeout / 60:g} minutes: killed")
                 self.show()
                 time.sleep(POLL_SECONDS)
-        code = conclude([*self.ended, jobs.INTERRUPTED if stop.asked else jobs.DONE], len(self.runs))
-        if signals.requeues(stop.asked):
-            print(signals.requeue())
+        code = conclude([*self.ended, INTERRUPTED if stop.asked else DONE], len(self.runs))
+        slurm.requeue_after(stop.asked)
         return code
 
     def fill(self) -> None:
@@ -137,10 +135,7 @@ class Sweep:
             self.waiting.pop(0)
 
     def begin(self, run: Config) -> bool:
-        """Starts the workers of a run, unless another command is at work on it or has been, or it cannot be begun.
-
-        False while there are no devices for it.
-        """
+        """Starts a run's workers, unless another command has it or had it, or it cannot be; False: no devices yet."""
         folder = folders.run_folder(run)
         try:
             with ExitStack() as held:
@@ -149,9 +144,9 @@ class Sweep:
                     return False
                 held.enter_context(jobs.claim(run))
                 if jobs.is_finished(run):
-                    self.report(run, jobs.DONE)
+                    self.report(run, DONE)
                 elif written(run) not in (None, self.failed_before[folder]):
-                    self.report(run, jobs.FAILED)
+                    self.report(run, FAILED)
                 else:
                     jobs.check_folder(run)
                     job = jobs.start(run, folder / records.LOG, held, environment)
@@ -161,7 +156,7 @@ class Sweep:
         except InUse:
             self.elsewhere.append(run)
         except (ConfigError, StorageError, OSError) as error:
-            self.report(run, jobs.FAILED, f"{folders.name(run)}  failed  {error}")
+            self.report(run, FAILED, f"{folders.name(run)}  failed  {error}")
         return True
 
     def end(self, folder: Path) -> None:
@@ -173,13 +168,13 @@ class Sweep:
     def report(self, run: Config, code: int, line: str = "") -> None:
         """Counts a run and prints its line, numbered unless it was interrupted and so is not done."""
         self.ended.append(code)
-        number = "" if code == jobs.INTERRUPTED else f"[{self.finished_before + len(self.ended)}/{len(self.runs)}] "
+        number = "" if code == INTERRUPTED else f"[{self.finished_before + len(self.ended)}/{len(self.runs)}] "
         self.console.print(number + (line or line_of(run, code)), markup=False, highlight=False)
 
     def silent_for(self, job: jobs.Job) -> float:
         """Seconds since a run last wrote anything."""
-        found = (job.folder / name for name in (records.METRICS, records.LOG, records.CHECKPOINTS))
-        newest = max((path.stat().st_mtime for path in found if path.exists()), default=0.0)
+        signs = (job.folder / name for name in (records.METRICS, records.LOG, records.CHECKPOINTS))
+        newest = max((path.stat().st_mtime for path in signs if path.exists()), default=0.0)
         now = time.monotonic()
         before, since = self.signs.get(job.folder, (-1.0, now))
         self.signs[job.folder] = (newest, since if newest == before else now)

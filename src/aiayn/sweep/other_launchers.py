@@ -1,9 +1,10 @@
-"""A sweep whose runs another launcher starts: joblib, submitit, Ray."""
+"""A sweep whose runs another launcher starts: submitit, Ray."""
 
 from collections.abc import Callable
 
 from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError
+from aiayn.core.exit_codes import FAILED
 from aiayn.core.storage import StorageError
 from aiayn.runs import jobs
 from aiayn.sweep.outcome import conclude, line_of
@@ -16,10 +17,7 @@ def unfinished(runs: list[Config]) -> list[int]:
 
 
 def hand_over(runs: list[Config], launch: Callable[[list[int]], list[int]]) -> int:
-    """Has another launcher begin what is unfinished, and says what became of it. Returns the exit code of the whole.
-
-    `launch` takes the numbers of runs and returns their exit codes when all have ended.
-    """
+    """Has another launcher begin what is unfinished, and says what became of it. Returns the exit code of the whole."""
     waiting, total = unfinished(runs), len({folders.run_folder(run) for run in runs})
     print(f"{total} runs, {total - len(waiting)} finished before", flush=True)
     begun, lines, ended = [], [], []
@@ -28,7 +26,7 @@ def hand_over(runs: list[Config], launch: Callable[[list[int]], list[int]]) -> i
             jobs.check_folder(runs[number])
             begun.append(number)
         except (ConfigError, StorageError, OSError) as error:
-            ended.append(jobs.FAILED)
+            ended.append(FAILED)
             lines.append(f"{folders.name(runs[number])}  failed  {error}")
     codes = launch(begun) if begun else []
     lines += [line_of(runs[number], code) for number, code in zip(begun, codes, strict=True)]

@@ -1,27 +1,18 @@
 """The table of the rows beyond Table 3: rows for comparison, what others published, and their claims tested."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import BEYOND, Config
-from aiayn.data.encoded import Dataset
+from aiayn.data.dataset import Dataset
 from aiayn.data.parallel_text import DataError
 from aiayn.evaluation import metrics
 from aiayn.runs.records import Run, number_text
 from aiayn.tables import formats, table3
+from aiayn.tables.columns import Cell, Column, definition, differences, measured, names, params, seeds
 from aiayn.tables.paper_claims import Claim, Counts, Finding, both
-from aiayn.tables.table3 import KEYS, METRICS, Metric, Table
-from aiayn.tables.table3_columns import (
-    DIGITS,
-    Cell,
-    Column,
-    definition_cells,
-    measured_cell,
-    name_columns,
-    params_cell,
-    seeds_cell,
-    signed_cell,
-)
+from aiayn.tables.table3 import METRICS, Table
 
 PARTS = ("kind", "positions", "scores", "residual")
 SIZES = (("N", "num_layers"), ("h", "num_heads"), ("d_k", "d_k"), ("P_drop", "dropout"))
@@ -65,15 +56,11 @@ def counts_of(run: Config, made: Table) -> Counts:
 
 def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
     """The table as it is printed, its claims below it."""
-    finished = f"{made.finished} of {len(made.lines)} rows finished"
-    title = (
-        f"Beyond Table 3 at scale {made.scale.name} on {made.data}, {' and '.join(COMPARED)} for comparison: {finished}"
-    )
+    finished = f"{' and '.join(COMPARED)} for comparison: {made.finished} of {len(made.lines)} rows finished"
     caption = [
         *formats.conditions(made),
         "Δ is a row minus base. Published figures were made under the conditions beside them: compare effects.",
         "A published effect is given only where both figures stand in one paper.",
-        *formats.seeds_and_units(made),
         f"Falls far: to less than {FAR:g} of base's BLEU."
         " Not worse: by no more than what counts as the same in Table 3's claims.",
     ]
@@ -83,14 +70,13 @@ def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
     for number, line in enumerate(made.lines):
         parts = {key: getattr(line.config.model, key) for key in PARTS}
         published = {f"published_{metric.lower()}": line.published(metric) for metric in METRICS}
-        definition = {**parts, **published, "published_where": line.source}
-        others = {f"effect_{metric.lower()}": effects[metric][number] for metric in METRICS}
-        about = "; ".join(text for rows, text in claims if line.name in rows)
-        records.append(formats.record(made, line, definition, {**others, "claims": about}))
+        others: dict[str, Any] = {f"effect_{metric.lower()}": effects[metric][number] for metric in METRICS}
+        others["claims"] = "; ".join(text for rows, text in claims if line.name in rows)
+        records.append(formats.record(made, line, {**parts, **published, "published_where": line.source}, others))
     return formats.Layout(
-        title,
+        f"Beyond Table 3 at scale {made.scale.name} on {made.data}, {finished}",
         " ".join(filter(None, caption)),
-        _columns(made, effects),
+        _columns(made),
         made.opens,
         made.notes,
         records,
@@ -98,35 +84,27 @@ def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
     )
 
 
-def _columns(made: Table, effects: Mapping[Metric, Sequence[float | None]]) -> list[Column]:
+def _columns(made: Table) -> list[Column]:
     """From left to right; the source of a published figure comes last."""
-    lines = made.lines
-    own = {
-        metric: [
-            Column(metric, "ours", [measured_cell(line.measured(KEYS[metric]), DIGITS[metric]) for line in lines]),
-            Column(metric, "Δ", [signed_cell(effect, DIGITS[metric], "") for effect in effects[metric]]),
-        ]
-        for metric in METRICS
-    }
-    theirs = [line.published("BLEU") for line in lines]
+    ppl, bleu = (differences(metric, "Δ", made.effects(made.means(metric))) for metric in METRICS)
+    theirs = [line.published("BLEU") for line in made.lines]
     return [
-        *name_columns(made),
-        *(Column("definition", key, definition_cells(made, "model", key)) for key in PARTS),
-        *(Column("definition", symbol, definition_cells(made, "model", key)) for symbol, key in SIZES),
-        *own["PPL"],
-        *own["BLEU"],
+        *names(made),
+        *(definition(made, symbol, "model", key) for symbol, key in (*zip(PARTS, PARTS, strict=True), *SIZES)),
+        measured(made, "PPL"),
+        ppl,
+        measured(made, "BLEU"),
+        bleu,
         Column("BLEU", "published", [Cell("" if value is None else number_text(value, 1)) for value in theirs]),
-        Column("params", "ours", [params_cell(line, "params") for line in lines]),
-        Column("seeds", "seeds", [seeds_cell(line) for line in lines]),
-        Column("source", "published where", [Cell(line.source) for line in lines]),
+        params(made, "ours", "params"),
+        seeds(made),
+        Column("source", "published where", [Cell(line.source) for line in made.lines]),
     ]
 
 
 def _claim_text(found: Finding) -> str:
     texts = formats.finding_texts(found)
-    figures = f"published {texts['paper']}, ours {texts['ours']}"
+    figures = "published {paper}, ours {ours}"
     if found.p is not None:
-        figures += f" (95 % interval {texts['interval']}, over sentences {texts['sentences']}), p {texts['p']}"
-    return (
-        f"{texts['verdict']}: {texts['sentence']} ({texts['metric']}, {texts['rows']}): {figures}; {texts['because']}"
-    )
+        figures += " (95 % interval {interval}, over sentences {sentences}), p {p}"
+    return f"{{verdict}}: {{sentence}} ({{metric}}, {{rows}}): {figures}; {{because}}".format(**texts)

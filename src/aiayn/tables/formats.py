@@ -3,29 +3,32 @@
 import csv
 import dataclasses
 import io
-import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from rich.box import HORIZONTALS
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as Grid
 from rich.text import Text
-from tabulate import tabulate
+from tabulate import SEPARATING_LINE, tabulate
 
 from aiayn.config.schema import ConfigError
 from aiayn.runs.records import PAPER_DATA, factors, look_up, unlike
+from aiayn.tables import columns
+from aiayn.tables.columns import STATUS, Cell, Column
 from aiayn.tables.paper_claims import MIN_ROWS, Finding, rank_correlation
 from aiayn.tables.table3 import DEFINITION, METRICS, Line, Table
-from aiayn.tables.table3_columns import STATUS, Cell, Column, columns_of, rows_of, signed_text, value_text
 
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
-# What a terminal leaves out, the first that fits: a row's letter, its name, or its cells say the same.
-_NARROW, _EFFECTS = {"letter", "definition", "params"}, {"diff", "Δ paper", "Δ ours"}
-_LAYOUTS = (
-    *({"letter"}, {"row"}, {"letter", "definition"}, _NARROW),
-    *(_NARROW | left_out for left_out in ({"diff"}, _EFFECTS, _EFFECTS | {"seeds"})),
+# What a terminal leaves out, the first that fits: a row's letter, its name, or its cells say the same
+_NARROW = {"letter", "definition", "params"}
+_LEFT_OUT = (
+    *({"letter"}, {"row"}, {"letter", "definition"}, _NARROW, _NARROW | {"source"}),
+    *(_NARROW | {"source", *others} for others in ({"diff"}, {"diff", "Δ paper", "Δ ours"})),
 )
 
 
@@ -39,12 +42,12 @@ class Layout:
     opens: list[bool]  # whether each row is the first of its group
     notes: list[tuple[str, str, str]]  # (run, status, detail)
     records: list[dict[str, Any]]  # every number in full, for CSV
-    claims: list[str] = field(default_factory=list)  # and what became of each
+    claims: Sequence[str] = ()  # and what became of each
 
     @property
     def rows(self) -> list[tuple[bool, tuple[Cell, ...]]]:
         """The cells of each row, behind whether it is the first of its group."""
-        return list(zip(self.opens, rows_of(self.columns), strict=True))
+        return list(zip(self.opens, zip(*(column.cells for column in self.columns), strict=True), strict=True))
 
     def without(self, left_out: Collection[str]) -> "Layout":
         """The same without some columns, or groups of them."""
@@ -54,7 +57,7 @@ class Layout:
 
 def layout(table: Table) -> Layout:
     """Table 3 as it is printed."""
-    return Layout(title(table), caption(table), columns_of(table), table.opens, table.notes, _records(table))
+    return Layout(title(table), caption(table), columns.of_table3(table), table.opens, table.notes, _records(table))
 
 
 def printed(layouts: Sequence[Layout], format: str, console: Console | None = None) -> str:
@@ -90,46 +93,34 @@ def caption(table: Table) -> str:
         ""
         if table.comparable
         else "Made under other conditions than the paper's: compare effects, not figures; Δ is a row minus its base.",
-        *seeds_and_units(table),
         "Row (E): learned positional embedding instead of sinusoids.",
         rank_sentence(table),
         f"Runs with other settings than a row's, left out: {table.others}." if table.others else "",
     ]
-    return " ".join(sentence for sentence in sentences if sentence)
+    return " ".join(filter(None, sentences))
 
 
 def conditions(table: Table) -> list[str]:
-    """At which scale, on which text and in which precision a table's runs were made."""
-    changed = {name.replace("_", " "): factor for name, factor in factors(table.scale).items() if factor != 1}
-    multiplied = ", ".join(f"{name} × {factor:g}" for name, factor in changed.items()) or "every factor is 1"
+    """How a table's runs were made, over which seeds its figures are means, and what their units are."""
+    scale, data = table.scale, look_up(table.reference, "config.data")
+    changed = [f"{name.replace('_', ' ')} × {factor:g}" for name, factor in factors(scale).items() if factor != 1]
     # How text of the paper's name is not the paper's; other text has another name
-    data = look_up(table.reference, "config.data")
     others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
-    unlike_paper = f" Not as in the paper: {'; '.join(others)}." if others else ""
-    small = ", ".join(f"{name} {value_text(table.base.trained, section, key)}" for name, section, key in DEFINITION)
-    return [
-        f"Scale {table.scale.name}: {multiplied}. Data: {table.data}, dev set.{unlike_paper}",
-        f"Of all splits, pairs of at most {table.scale.max_words} words a side." if table.scale.max_words else "",
-        f"Of training, pairs of at most {table.scale.max_train_words} words." if table.scale.max_train_words else "",
-        f"Training text: the first {table.scale.pairs:,} of its pairs." if table.scale.pairs else "",
-        f"Precision: {look_up(table.reference, 'config.hardware.precision')}.",
-        f"Criteria for a scale that are missed: {'; '.join(table.missed)}." if table.missed else "",
-        f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
-    ]
-
-
-def seeds_and_units(table: Table) -> list[str]:
-    """Over which seeds figures are means, and what their units are."""
-    seeds = ", ".join(map(str, table.seeds)) or "none finished"
-    theirs = look_up(table.reference, "config.tokenizer") == "paper"
-    vocabulary = (
-        "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
-        if theirs
-        else "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
-    )
+    base = dataclasses.asdict(table.base.trained)
+    small = ", ".join(f"{name} {columns.value_text(base[section][key], key)}" for name, section, key in DEFINITION)
     deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
+    vocabulary = "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
+    if look_up(table.reference, "config.tokenizer") == "paper":
+        vocabulary = "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
     return [
-        f"Seeds: {seeds}{deviation}.",
+        f"Scale {scale.name}: {', '.join(changed) or 'every factor is 1'}. Data: {table.data}, dev set.",
+        f"Not as in the paper: {'; '.join(others)}." if others else "",
+        f"Of all splits, pairs of at most {scale.max_words} words a side." if scale.max_words else "",
+        f"Of training, pairs of at most {scale.max_train_words} words." if scale.max_train_words else "",
+        f"Training text: the first {scale.pairs:,} of its pairs." if scale.pairs else "",
+        f"Precision: {look_up(table.reference, 'config.hardware.precision')}.",
+        f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
+        f"Seeds: {', '.join(map(str, table.seeds)) or 'none finished'}{deviation}.",
         f"PPL per token and params in millions: the paper's with its vocabulary, {vocabulary}.",
         "40 960: our params if the vocabulary had as many rows as the released code's." if table.comparable else "",
         "BLEU is the paper's recipe (Moses tokens, compounds split, cased), not sacreBLEU 13a.",
@@ -148,8 +139,8 @@ def rank_sentence(table: Table) -> str:
         if found is None:
             summaries.append(f"{metric} none, all rows are equal")
             continue
-        low, high = map(signed_text, found.interval)
-        summaries.append(f"{metric} {signed_text(found.rho)} ({low} to {high})")
+        low, high = map(_signed, found.interval)
+        summaries.append(f"{metric} {_signed(found.rho)} ({low} to {high})")
         some = "rows and seeds" if found.repeated == rows else "rows, and over seeds where a row has several"
         drawn = some if found.repeated else "rows alone, since no row has a second seed"
     return f"{start}: {', '.join(summaries)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
@@ -161,8 +152,7 @@ def finding_texts(found: Finding) -> dict[str, str]:
     bleu = claim.metric == "BLEU"
 
     def gain(effect: float) -> str:
-        text = f"{effect:+.2f}" if bleu else f"{100 * -math.expm1(-effect):+.1f} %"
-        return text.replace("-", "−")
+        return _signed(effect) if bleu else f"{100 * -math.expm1(-effect):+.1f} %".replace("-", "−")
 
     def between(pair: tuple[float, float] | None) -> str:
         return "–" if pair is None else f"{gain(pair[0])} to {gain(pair[1])}"
@@ -183,62 +173,54 @@ def finding_texts(found: Finding) -> dict[str, str]:
     }
 
 
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
 def _terminal(table: Layout, console: Console) -> str:
-    for left_out in _LAYOUTS:
-        shown = table.without(left_out)
-        figures, *_ = _grid(shown.without({"source"}))
-        if fits := figures.cell_len <= console.width or not console.is_terminal:
+    for left_out in _LEFT_OUT:
+        grid = _grid(table.without(left_out))
+        needed = Measurement.get(console, console.options.update(max_width=1000), grid)
+        if not console.is_terminal or needed.minimum <= console.width:
             break
-    grid = _grid(shown)
     if not console.is_terminal:
-        console = Console(file=console.file, width=grid[0].cell_len, color_system=None)
+        console = Console(file=console.file, width=needed.maximum, color_system=None)
     notes = [
         Text.assemble((status, _COLOURS[STATUS[status]]), f"  {run}: {detail}") for run, status, detail in table.notes
     ]
     with console.capture() as capture:
         console.print(Text(table.title, "bold"))
-        # Only the words of a source, the last column, may be cut
-        console.print(*grid, sep="\n", no_wrap=True, overflow="ignore", crop=fits)
+        console.print(grid, width=max(console.width, needed.minimum), crop=False)
         console.print(Text(table.caption, "dim"), *notes, *map(Text, table.claims), sep="\n")
     return capture.get()
 
 
-def _grid(table: Layout) -> list[Text]:
-    """The lines of the table, its groups of columns divided by bars and its groups of rows by rules."""
-    columns = table.columns
-    gaps = ["", *(" │ " if after.title != before.title else " " for before, after in itertools.pairwise(columns))]
-
-    def line(cells: Sequence[Cell], style: str = "") -> Text:
-        text = Text()
-        for cell, gap, column in zip(cells, gaps, columns, strict=True):
-            padded = f"{cell.text:{'<' if column.align == 'l' else '>'}{column.width}}"
-            text.append(gap, "dim").append(padded, _COLOURS.get(cell.style, style))
-        return text
-
-    titles = Text()
-    for title, members in itertools.groupby(zip(columns, gaps, strict=True), lambda member: member[0].title):
-        group = list(members)
-        bar = group[0][1]
-        width = sum(column.width + len(gap) for column, gap in group) - len(bar)
-        titles.append(bar, "dim").append(f"{title:^{width}}", "bold")
-    head = line([Cell(column.name) for column in columns], "bold")
-    rule = Text("".join("┼" if character == "│" else "─" for character in head.plain), "dim")
-    lines = [titles, head]
-    for opens, row in table.rows:
-        lines += [rule, line(row)] if opens else [line(row)]
-    return [*lines, rule]
+def _grid(table: Layout) -> Grid:
+    """The table for a terminal: bars between groups of columns, rules between groups of rows; a source may wrap."""
+    grid, cells, title = Grid(box=HORIZONTALS, padding=0, show_edge=False, border_style="dim"), list[list[Text]](), ""
+    for column in table.columns:
+        if column.title != title:
+            grid.add_column("│\n│", style="dim", min_width=1)
+            cells.append([Text("│")] * len(column.cells))
+        head = f"{column.title if column.title != title else ''}\n{column.name}"
+        title, width = column.title, max(map(len, (column.name, *(cell.text for cell in column.cells))))
+        grid.add_column(head, min_width=20 if column.group == "source" else width)
+        grid.columns[-1].justify = "left" if column.align == "l" else "right"
+        cells.append([Text(cell.text, _COLOURS.get(cell.style, "")) for cell in column.cells])
+    for row, closes in zip(zip(*cells, strict=True), [*table.opens[1:], True], strict=True):
+        grid.add_row(*row, end_section=closes)
+    return grid
 
 
 def _markdown(table: Layout) -> str:
-    columns = table.without({"letter"}).columns
-    head = [_markdown_text(f"{column.title} {column.name}".strip()) for column in columns]
-    rows = [[_markdown_text(cell.text) for cell in row] for row in rows_of(columns)]
-    align = ["right" if column.align == "r" else "left" for column in columns]
+    table = table.without({"letter"})
+    head = [_markdown_text(f"{column.title} {column.name}".strip()) for column in table.columns]
+    rows = [[_markdown_text(cell.text) for cell in row] for _, row in table.rows]
+    align = ["right" if column.align == "r" else "left" for column in table.columns]
     text = tabulate(rows, head, tablefmt="pipe", colalign=align, disable_numparse=True)
     notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in table.notes]
     notes += [f"- {_markdown_text(claim)}" for claim in table.claims]
-    below = _markdown_text(table.caption)
-    parts = [f"### {_markdown_text(table.title)}", text, below, "\n".join(notes)]
+    parts = [f"### {_markdown_text(table.title)}", text, _markdown_text(table.caption), "\n".join(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -297,46 +279,25 @@ def _csv(tables: Sequence[Layout]) -> str:
 
 def _latex(table: Layout) -> str:
     table = table.without({"letter"})
-    columns = table.columns
-    spans = [(title, len(list(group))) for title, group in itertools.groupby(columns, lambda column: column.title)]
-    lines = [
-        " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_latex_text(title)}}}" for title, count in spans) + r" \\",
-        " & ".join(_latex_symbol(column.name) for column in columns) + r" \\",
-    ]
+    head = [_latex_text(f"{column.title} {column.name}".strip()) for column in table.columns]
+    rows: list[Any] = []
     for opens, row in table.rows:
-        cells = " & ".join(_latex_text(cell.text) for cell in row) + r" \\"
-        lines += [r"\hline", cells] if opens else [cells]
-    notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes] + table.claims
-    align = "".join("p{4cm}" if column.group == "source" else column.align for column in columns)
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-            rf"\caption{{{_latex_text(' '.join([f'{table.title}.', table.caption, *notes]))}}}",
-            rf"\begin{{tabular}}{{{align}}}",
-            r"\hline",
-            *lines,
-            r"\hline",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+        rows += [SEPARATING_LINE] if opens and rows else []
+        rows.append([_latex_text(cell.text) for cell in row])
+    align = ["right" if column.align == "r" else "left" for column in table.columns]
+    text = tabulate(rows, head, tablefmt="latex_raw", colalign=align, disable_numparse=True)
+    notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes]
+    caption = _latex_text(" ".join([f"{table.title}.", table.caption, *notes, *table.claims]))
+    size = r"\centering\footnotesize\setlength{\tabcolsep}{3pt}"
+    return "\n".join([r"\begin{table}", size, rf"\caption{{{caption}}}", text, r"\end{table}", ""])
 
 
+# What plain LaTeX needs of text; any other character beyond ASCII would need a font that it does not load
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", '"': "''", "…": r"\ldots{}"}
 _LATEX |= {"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "Δ": r"$\Delta$", "ρ": r"$\rho$", "ε": r"$\epsilon$", "–": "--"}
-_LATEX |= {character: f"${character}$" for character in "<>|"}
+_LATEX |= {"≤": r"$\leq$"} | {character: f"${character}$" for character in "<>|"}
 _LATEX |= {character: f"\\{character}" for character in "{}$&#_%"}
 
 
 def _latex_text(text: str) -> str:
-    # Any other character beyond ASCII would need a font that plain LaTeX does not load.
     return "".join(_LATEX.get(character, character if character.isascii() else "?") for character in text)
-
-
-def _latex_symbol(name: str) -> str:
-    symbol, subscript, index = name.partition("_")
-    if subscript:
-        return rf"${_latex_text(symbol).strip('$')}_{{\mathrm{{{index}}}}}$"
-    return f"${name}$" if name in ("N", "h") else _latex_text(name)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -11,15 +10,12 @@ import numpy.typing as npt
 from scipy import stats
 
 from aiayn.evaluation.metrics import bleu_of_counts
-from aiayn.tables.table3 import KEYS, METRICS, Line, Metric, Table
-from aiayn.tables.table3_columns import BLEU_TOLERANCE, PPL_TOLERANCE
+from aiayn.tables.table3 import KEYS, METRICS, TOLERANCES, Line, Metric, Table
 
 Verdict = Literal["reproduced", "contradicted", "undecided"]
 
 # Of the verdicts on a page so large a share may be wrong; as often may a confidence interval miss.
 ERROR_RATE = 0.05
-POWER = 0.8
-MOST_SEEDS = 200
 RESAMPLES = 1000
 RANK_RESAMPLES = 5000  # these cost less, and two decimals are printed
 MIN_ROWS = 10  # fewer rows say little of the order of twenty
@@ -51,7 +47,9 @@ class Claim:
     @property
     def margin(self) -> float:
         """How far apart may be what counts as the same: in BLEU, or in nats a token."""
-        return BLEU_TOLERANCE if self.metric == "BLEU" else math.log1p(PPL_TOLERANCE / 4.92)  # of the paper's base
+        return (
+            TOLERANCES["BLEU"] if self.metric == "BLEU" else math.log1p(TOLERANCES["PPL"] / 4.92)
+        )  # of the paper's base
 
     def weights(self, lines: Mapping[str, Line]) -> dict[str, float]:
         """What each row's mean counts for, so that their sum is the rise from the first row to the last.
@@ -134,7 +132,7 @@ class Correlation:
 
 
 def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
-    """A finding on each claim about the table's rows; no verdict without two seeds of every row that it is about.
+    """A finding on each claim about the table's rows; we judge a claim only if every row in it has at least two seeds.
 
     The p-values are two-sided and corrected together (Benjamini and Hochberg), so that of the verdicts on the page at
     most 5 % are expected to be wrong. A verdict on BLEU must also survive a paired bootstrap of the sentences.
@@ -157,7 +155,7 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
         sentences = _sentence_interval(claim, weights, resampled)
         p = None if pair is None else next(corrected)
         interval, paper = None if found is None else found.interval, paper_effect(claim, lines)
-        verdict, because = _verdict(claim, samples, weights, pair, p, len(known), sentences)
+        verdict, because = _verdict(claim, samples, pair, p, sentences)
         findings.append(Finding(claim, paper, effect, interval, sentences, p, verdict, because))
     return findings
 
@@ -210,33 +208,6 @@ def rise(samples: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -
     return Rise(effect, math.sqrt(variance), variance**2 / spread)
 
 
-def seeds_needed(
-    claim: Claim, samples: Mapping[str, Sequence[float]], weights: Mapping[str, float], level: float
-) -> int | None:
-    """The least seeds a row that decide in 4 of 5 cases if effect and spread are as seen; None if 200 do not."""
-    seen = rise(samples, weights)
-    assert seen is not None
-    parts = [weight**2 * float(np.var(samples[row], ddof=1)) for row, weight in weights.items()]
-    spread = sum(parts)
-    for seeds in range(2, MOST_SEEDS + 1):
-        freedom = spread**2 / sum(part**2 for part in parts) * (seeds - 1)  # Welch and Satterthwaite's
-        power = partial(_power, error=math.sqrt(spread / seeds), freedom=freedom)
-        if not claim.equal:
-            decides = power(abs(seen.effect - claim.bound), level / 2)
-        elif abs(seen.effect) < claim.margin:  # both edges of what counts as the same must be ruled out
-            decides = power(claim.margin - seen.effect, level / 2) + power(claim.margin + seen.effect, level / 2) - 1
-        else:
-            decides = power(abs(seen.effect) - claim.margin, level / 4)
-        if decides >= POWER:
-            return seeds
-    return None
-
-
-def _power(distance: float, level: float, *, error: float, freedom: float) -> float:
-    """How often a one-sided t-test rejects what is so far from the true effect."""
-    return float(stats.nct.sf(stats.t.isf(level, freedom), freedom, distance / error))
-
-
 def figures(line: Line, metric: Metric) -> list[float]:
     """BLEU, or ln PPL, of each finished seed of a row."""
     values = line.values(KEYS[metric])
@@ -277,29 +248,24 @@ def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float | None:
 def _verdict(
     claim: Claim,
     samples: Mapping[str, Sequence[float]],
-    weights: Mapping[str, float],
     evidence: tuple[float, float] | None,
     p: float | None,
-    tests: int,
     sentences: tuple[float, float] | None,
 ) -> tuple[Verdict, str]:
     """What becomes of a claim, and because of what."""
     if evidence is None or p is None:
         short = {row: len(values) for row, values in samples.items() if len(values) < 2}
         missing = ", ".join(f"{row} has {count or 'none'}" for row, count in short.items())
-        return "undecided", f"needs at least 2 seeds a row: {missing}" if short else "the seeds do not differ at all"
-    have, for_it = min(map(len, samples.values())), evidence[0] < evidence[1]
+        needs = f"we judge a claim only if every row in it has at least two seeds: {missing}"
+        return "undecided", needs if short else "the seeds do not differ at all"
+    for_it, seeds = evidence[0] < evidence[1], f"{min(map(len, samples.values()))} seeds a row"
     if p >= ERROR_RATE:
-        needed = seeds_needed(claim, samples, weights, ERROR_RATE / tests)
-        if needed is None:
-            return "undecided", f"more than {MOST_SEEDS} seeds a row would be needed"
-        more = max(1, needed - have)
-        return "undecided", f"about {more} more seeds a row would decide, if this is the true effect"
+        return "undecided", f"{seeds} differ too much"
     if claim.metric == "BLEU" and sentences is None:
         return "undecided", "the prepared corpus, or the translations of some run, are not here to be resampled"
     if sentences is not None and not _confirmed(claim, sentences, for_it):
         return "undecided", "seeds decide, but not on this many sentences: a larger dev set would be needed"
-    return "reproduced" if for_it else "contradicted", f"{have} seeds a row"
+    return "reproduced" if for_it else "contradicted", seeds
 
 
 def _resampled(counts: Counts) -> dict[str, npt.NDArray[np.float64]]:

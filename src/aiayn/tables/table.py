@@ -7,7 +7,7 @@ from aiayn.config import compose, folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.runs import records
 from aiayn.runs.records import Run
-from aiayn.tables import beyond, criteria, formats, paper_claims, table3
+from aiayn.tables import beyond, formats, paper_claims, table3
 
 
 def of_own_settings(folder: Path, found: Run) -> str:
@@ -23,7 +23,7 @@ def main(run: Config) -> None:
     """Prints the table of `<output>/<data>-<scale>` in the format asked for."""
     folder = folders.sweep_folder(run)
     runs = records.read_runs(folder)
-    table = criteria.judged(table3.table(run, runs), folder)
+    table = table3.table(run, runs)
     layouts = [formats.layout(table)]
     if others := beyond.table(run, runs):
         findings = paper_claims.check(others, beyond.counts_of(run, others), beyond.CLAIMS)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from tabulate import tabulate
 from aiayn.config import compose, folders
 from aiayn.config.schema import Config
 from aiayn.cost import flops
-from aiayn.data.encoded import Dataset
+from aiayn.data.dataset import Dataset
 from aiayn.evaluation.evaluate import evaluate_trained
 from aiayn.runs import records
 from aiayn.tables import table3
@@ -37,7 +36,7 @@ PAPER = {
 
 
 # What Table 2 has of other systems, in its order: name, BLEU as printed there and training FLOPs, by languages
-RIVALS: tuple[tuple[str, dict[str, str], dict[str, float]], ...] = (
+OTHERS: tuple[tuple[str, dict[str, str], dict[str, float]], ...] = (
     ("ByteNet", {"en-de": "23.75"}, {}),
     ("Deep-Att + PosUnk", {"en-fr": "39.2"}, {"en-fr": 1.0e20}),
     ("GNMT + RL", {"en-de": "24.6", "en-fr": "39.92"}, {"en-de": 2.3e19, "en-fr": 1.4e20}),
@@ -49,9 +48,7 @@ RIVALS: tuple[tuple[str, dict[str, str], dict[str, float]], ...] = (
 )
 # 5.1: of byte pairs "about 37000", of word pieces 32000
 VOCAB_SIZES = {"en-de": 37_000, "en-fr": 32_000}
-# The paper's footnote 5: TFLOPS of a P100, 8 of them (5.2)
-P100 = 9.5
-HEAD = ("model", "figures from", "BLEU", "13a", "intl", "FLOPs by time", "FLOPs by count")
+HEAD = ("model", "figures from", "BLEU", "13a", "intl", "FLOPs as printed", "FLOPs by count")
 PRINTED, MEASURED, NONE = "the paper's table", "measured here", "–"
 
 
@@ -69,21 +66,6 @@ def holds(run: Config, name: str) -> bool:
 def languages(run: Config) -> str:
     """From what and into what is translated: `en-de`."""
     return f"{run.data.source_language}-{run.data.target_language}"
-
-
-def by_time(device_seconds: Mapping[str, float], precision: str) -> float | None:
-    """Section 6.1: the seconds of each kind of device, times what one computes in a second; None for an unknown one."""
-    peaks = {device: peak(device, precision) for device in device_seconds}
-    if not device_seconds or None in peaks.values():
-        return None
-    return sum(seconds * (peaks[device] or 0) * flops.TERA for device, seconds in device_seconds.items())
-
-
-def peak(device: str, precision: str) -> float | None:
-    """TFLOP/s of a device by its name, one core of a CPU; None for one that is not known in that precision."""
-    if device == "cpu":
-        return flops.CORE.peak if precision == "32-true" else None
-    return flops.peak_of(device) if precision == "bf16-mixed" else None
 
 
 def span(last: int, every: int, count: int) -> int:
@@ -108,7 +90,7 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
     conditions = "" if published else " (not the paper's conditions)"
     printed = [
         [name, PRINTED, bleu.get(pair, NONE), NONE, NONE, flops.power(work[pair]) if pair in work else NONE, NONE]
-        for name, bleu, work in RIVALS
+        for name, bleu, work in OTHERS
     ]
     for line in rows:
         paper, counted = PAPER[line.name], flops.power(papers_compute(line.config, pair))
@@ -121,16 +103,15 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
         *(line.rstrip() for line in lines),
         "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Each of the mean of the row's last checkpoints:",
         *(_averaged(line, run) for line in rows),
-        f"FLOPs by time: seconds of all devices x TFLOPS of one; the paper took {P100} for a P100, we take the peak of"
-        " the data sheet: bf16 of a GPU, fp32 of a core with AVX-512. By count: products for the updates' tokens; the"
-        " paper's, counted here, of its steps of 25,000 tokens.",
+        "FLOPs as printed: the paper's, of devices by time. By count: products for the updates' tokens; the paper's,"
+        " counted here, of its steps of 25,000 tokens.",
         *(f"{status}  {name}: {detail}" for line in rows for name, status, detail in line.notes if status == "stale"),
     ]
 
 
 def _averaged(line: Line, run: Config) -> str:
     published, training, paper = PAPER[line.name], line.trained.training, line.config.training
-    # How often a run saves is not of its meaning: the command that evaluates it may say otherwise
+    # How often a run saves does not affect its result: the command that evaluates it may say otherwise
     every = records.look_up(_counted(line, run.seed), "config.training.checkpoint_every")
     known = isinstance(every, int) and every > 0
     ours = span(training.max_steps, every if known else training.checkpoint_every, published.average)
@@ -158,13 +139,13 @@ def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
         figures = {}
     found = [records.look_up(figures, f"bleu.{kind}") for kind in ("paper", "sacrebleu", "intl")]
     bleu = [f"{value:.1f}" if isinstance(value, float) else NONE for value in found]
-    computed = [by_time(result.get("device_seconds", {}), run.hardware.precision), None]
-    # By count: what the updates computed, from the tokens that they really held
+    # What the updates computed, from the tokens that they really held
     source, target = (records.look_up(result, f"{side}_tokens") for side in ("source", "target"))
+    counted = NONE
     if isinstance(source, int) and isinstance(target, int):
         rows, lengths = run.fidelity.rows(dataset.tokenizer.vocab_size), flops.weighted_lengths(dataset.pairs("train"))
-        computed[1] = flops.training_flops(line.trained.model, rows, source, target, *lengths)
-    return [PAPER[line.name].name, MEASURED, *bleu, *(flops.power(value) if value else NONE for value in computed)]
+        counted = flops.power(flops.training_flops(line.trained.model, rows, source, target, *lengths))
+    return [PAPER[line.name].name, MEASURED, *bleu, NONE, counted]
 
 
 def _counted(line: Line, seed: int) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class Record(pl.Callback):
             self.flush(but=1)
 
     def add_dev(self, step: int, nats: float, tokens: int) -> None:
-        """Keeps the dev measurement after an update, once; all updates are settled. Raises NonFinite."""
+        """Keeps the dev measurement after an update, once; no step is pending. Raises NonFinite."""
         if step in self.measured:
             return
         ppl = perplexity(nats, tokens)
@@ -109,16 +109,16 @@ class Record(pl.Callback):
 
     def flush(self, but: int = 0) -> None:
         """Writes the rows that wait, `but` the last ones; only rank 0 does."""
-        settled = len(self.waiting) - but
-        if self.writes and settled:
+        count = len(self.waiting) - but
+        if self.writes and count:
             rows = [
                 {key: float(value[0]) / value[1] if isinstance(value, tuple) else value for key, value in row.items()}
-                for row in self.waiting[:settled]
+                for row in self.waiting[:count]
             ]
             storage.append_lines(self.path, map(json.dumps, rows))
             for row in rows:
                 self.view(row)
-        del self.waiting[:settled]
+        del self.waiting[:count]
         self.flushed = time.perf_counter()
 
 
@@ -139,7 +139,7 @@ class Dev(pl.Callback):
         """Rank 0 measures; the others meet it at the next update. A signal cuts the measurement short."""
         step = batch.number + 1
         if self._is_due(step):
-            cast(LightningTransformer, module).settle()
+            cast(LightningTransformer, module).wait_for_step()
             with contextlib.suppress(Interrupted):  # `Save` is next, and leaves
                 self._measure(step)
 
@@ -164,11 +164,11 @@ class Save(pl.Callback):
         """Saves after the record is on the disk, so that the record is never behind the checkpoint."""
         step = batch.number + 1
         module = cast(LightningTransformer, module)
-        # Among several ranks it is known to all when the update is settled in which one was asked
+        # Among several ranks all know of a request once the step in which one rank got it is no longer pending
         stop = bool(self.stop.asked) if module.ranks == 1 else module.one_wants_to_stop
         if step % self.every and step != self.last and not stop:
             return
-        module.settle()
+        module.wait_for_step()
         self.record.flush()
         if module.ranks > 1:
             agree(module, step)

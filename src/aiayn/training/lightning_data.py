@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from aiayn.core.signals import StopFlag
-from aiayn.data.encoded import Pairs
+from aiayn.data.dataset import Pairs
 from aiayn.data.update_plan import gather, micro_batches, training_plan
 from aiayn.paper.batch import Batch
 

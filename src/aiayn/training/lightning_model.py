@@ -13,9 +13,9 @@ from torch import Tensor
 from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config.schema import Training
 from aiayn.paper.batch import to_host
-from aiayn.paper.fast.cross_entropy import label_smoothed_cross_entropy
-from aiayn.paper.fast.model import is_compiled
+from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.schedule import learning_rate
+from aiayn.paper.transformer import Transformer
 from aiayn.training.gradient_sum import GradientSum
 from aiayn.training.lightning_data import Update
 
@@ -25,8 +25,8 @@ class NonFinite(Exception):
 
 
 @dataclass(frozen=True)
-class Unsettled:
-    """An update that the device may still be at."""
+class PendingStep:
+    """A step that the device may not have finished."""
 
     update: Update
     learning_rate: float
@@ -58,9 +58,9 @@ class LightningTransformer(pl.LightningModule):
         self.seed = seed
         self.updates_done = 0
         self.ranks = 1  # that share each update
-        self.unsettled: Unsettled | None = None
+        self.pending: PendingStep | None = None
         self.wants_to_stop: Callable[[], bool] = lambda: False  # asked of each rank at each update
-        self.one_wants_to_stop = False  # as all ranks know it of the last settled update
+        self.one_wants_to_stop = False  # as all ranks know it of the last step that is no longer pending
         self.restored: list[dict[str, Any]] = []
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -75,11 +75,11 @@ class LightningTransformer(pl.LightningModule):
         return adam
 
     def training_step(self, update: Update, batch_index: int) -> dict[str, Tensor | float | int]:
-        """One optimiser step; the sums of loss and unsmoothed nats over all ranks, to be read once it is settled.
+        """One optimiser step; the sums of loss and unsmoothed nats over all ranks, to be read once it is not pending.
 
         The gradient is that of the summed loss divided once by the update's target tokens over all ranks and
-        micro-batches. Where it is not finite, nothing moves, and `settle` says so: here for the update before, so that
-        the device has this one's work to do while it is asked.
+        micro-batches. Where it is not finite, nothing moves, and `wait_for_step` raises: here for the update before, so
+        that the device computes this one meanwhile.
         """
         optimizer = self.optimizers()
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
@@ -93,7 +93,7 @@ class LightningTransformer(pl.LightningModule):
                 self.transformer.embedding.weight,
                 batch.target,
                 self.recipe.label_smoothing,
-                fused=is_compiled(self.transformer),
+                compiled=isinstance(self.transformer, Transformer) and self.transformer.is_compiled(),
             )
             if self.ranks > 1 and number == len(update.batches):
                 self.gradient_sum.expect()
@@ -106,7 +106,7 @@ class LightningTransformer(pl.LightningModule):
             torch.distributed.all_reduce(sums)
         eq_3 = learning_rate(update.number + 1, self.transformer.d_model, self.recipe.warmup_steps)
         rate = self.recipe.learning_rate_factor * eq_3
-        self.settle()
+        self.wait_for_step()
         gradients = {name: p.grad for name, p in self.transformer.named_parameters() if p.grad is not None}
         # torch's public functions give one norm of all gradients, or launch a kernel for each
         norms = torch.stack(torch._foreach_norm(list(gradients.values())))
@@ -117,23 +117,23 @@ class LightningTransformer(pl.LightningModule):
         # Where this is 1, fused Adam leaves everything as it is, step count too: made for torch's GradScaler
         optimizer.optimizer.found_inf = (norm + sums[:2].sum()).isfinite().logical_not().float()  # type: ignore[attr-defined]
         optimizer.step()
-        self.unsettled = Unsettled(update, rate, list(gradients), figures, wait)
+        self.pending = PendingStep(update, rate, list(gradients), figures, wait)
         return {"loss": figures[0], "nats": figures[1], "gradient_norm": figures[-1], "learning_rate": rate}
 
-    def settle(self) -> None:
-        """Waits for the last update; raises NonFinite, on every rank alike, if it was not finite and changed nothing.
+    def wait_for_step(self) -> None:
+        """Waits for the pending step; raises NonFinite, on every rank alike, if it was not finite and changed nothing.
 
-        To be asked before anything is made of the weights.
+        Call it before the weights are read.
         """
-        if self.unsettled is not None:
-            last, self.unsettled = self.unsettled, None
+        if self.pending is not None:
+            last, self.pending = self.pending, None
             last.check()
             self.updates_done = last.update.number + 1
             self.one_wants_to_stop = bool(last.figures[2])
 
     def on_train_end(self) -> None:
-        """Leaves no update unsettled."""
-        self.settle()
+        """Leaves no step pending."""
+        self.wait_for_step()
 
     def saved(self) -> dict[str, Any]:
         """Weights, moments and the number of updates: all else is a function of the configuration."""

@@ -23,18 +23,16 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config import compose, folders
 from aiayn.config.schema import Config, ConfigError
-from aiayn.core import progress, signals, storage
+from aiayn.core import exit_codes, progress, signals, storage
 from aiayn.core.signals import StopFlag
-from aiayn.data.encoded import Dataset
+from aiayn.data.dataset import Dataset
 from aiayn.data.parallel_text import DataError
 from aiayn.data.prepare import prepare
 from aiayn.data.update_plan import rows_of_part
-from aiayn.evaluation.evaluate import build, evaluate, parameters, teacher_forced_nats
-from aiayn.evaluation.search import can_search
-from aiayn.paper.fast.model import compile_stacks
-from aiayn.paper.fast.process import compute_with
+from aiayn.evaluation.evaluate import evaluate, teacher_forced_nats
 from aiayn.paper.transformer import Transformer
-from aiayn.runs import checkpoint, jobs
+from aiayn.runs import checkpoint, jobs, records
+from aiayn.runs.models import build, compute_with, parameters
 from aiayn.training.callbacks import Bar, Dev, Record, Save
 from aiayn.training.lightning_data import interruptible, updates
 from aiayn.training.lightning_model import LightningTransformer, NonFinite
@@ -50,10 +48,10 @@ PACKAGES = (
 PEER_SECONDS = 2.0
 # Every other error is ours: it leaves a traceback
 CODES = {
-    NonFinite: jobs.NON_FINITE,
-    DataError: jobs.BAD_DATA,
-    storage.StorageError: jobs.STORAGE,
-    ConfigError: jobs.WRONG_CONFIGURATION,
+    NonFinite: exit_codes.NON_FINITE,
+    DataError: exit_codes.BAD_DATA,
+    storage.StorageError: exit_codes.STORAGE,
+    ConfigError: exit_codes.WRONG_CONFIGURATION,
 }
 
 
@@ -72,7 +70,6 @@ def train(run: Config, folder: Path) -> None:
     say: Callable[[str], None] = (lambda message: print(message, flush=True)) if rank == 0 else (lambda message: None)
     if ranks != run.hardware.devices:
         raise ConfigError(f"hardware.devices={run.hardware.devices}: torchrun started {ranks} ranks; start as many")
-    can_search(run.decoding)  # now, and not after hours of training
     compute_with(run.hardware.threads)
     with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as report:
         dataset = prepare(run, report)
@@ -123,7 +120,7 @@ def fit(
         compiler.deterministic = deterministic
         sizes = (run.training.tokens_per_update, run.hardware.tokens_per_micro_batch)
         assert isinstance(module.transformer, Transformer)
-        compile_stacks(module.transformer, rows_of_part(*sizes, ranks))
+        module.transformer.compile_stacks(rows_of_part(*sizes, ranks))
     training, start = run.training, module.updates_done
     tokens, checkpoints = run.hardware.tokens_per_micro_batch, folder / "checkpoints"
     measure = partial(teacher_forced_nats, module.transformer, dataset.pairs("dev"), tokens)
@@ -270,22 +267,22 @@ def main(folder: Path, run: Config | None = None) -> int:
             train(run or compose.read(folder / "config.yaml"), folder)
     except signals.Interrupted as error:
         print(error, flush=True)
-        return jobs.INTERRUPTED
+        return exit_codes.INTERRUPTED
     except tuple(CODES) as error:
         code = next(code for kind, code in CODES.items() if isinstance(error, kind))
         return end_with_failure(folder, code, str(error))
     except Exception as error:
         if isinstance(error, BrokenPipeError) and signals.reader_has_left():
             raise
-        print(jobs.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
-        return end_with_failure(folder, jobs.FAILED, f"{type(error).__name__}: {error}")
-    return jobs.DONE
+        print(records.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
+        return end_with_failure(folder, exit_codes.FAILED, f"{type(error).__name__}: {error}")
+    return exit_codes.DONE
 
 
 def end_with_failure(folder: Path, code: int, cause: str) -> int:
     """Leaves the cause, unless another rank has: the second to fail has only lost its peer. Returns the code."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and code == jobs.FAILED:
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and code == exit_codes.FAILED:
         time.sleep(PEER_SECONDS)
     if not (folder / "failure.json").exists():
-        jobs.record_failure(folder, code, cause)
+        records.record_failure(folder, code, cause)
     return code

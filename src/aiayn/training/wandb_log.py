@@ -14,12 +14,12 @@ from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
 from aiayn.data import prepare
-from aiayn.runs import jobs
+from aiayn.runs import records
 from aiayn.runs.records import row_group
 
 # How long a run waits for W&B once it has ended, or is to leave, and how many rows it keeps for it until then.
-PATIENCE_SECONDS = 60.0
-LEAVING_SECONDS = 10.0
+HANG_TIMEOUT = 60.0
+LEAVING_TIMEOUT = 10.0
 ROWS_KEPT = 10_000
 # The key under which a row holds sample translations: of so many sentences, each with its source and reference.
 TRANSLATIONS, SAMPLES = "dev/translations", 20
@@ -75,9 +75,9 @@ def view(run: Config, folder: Path, rank: int) -> Iterator[Callable[[dict[str, A
     try:
         yield shown.show
     except BaseException:
-        shown.close(LEAVING_SECONDS)
+        shown.close(LEAVING_TIMEOUT)
         raise
-    shown.close(PATIENCE_SECONDS)
+    shown.close(HANG_TIMEOUT)
 
 
 class View:
@@ -98,17 +98,17 @@ class View:
         except queue.Full:
             self._give_up("it does not answer")
 
-    def close(self, patience: float) -> None:
+    def close(self, timeout: float) -> None:
         """Waits until W&B has everything, for so many seconds at most."""
         self.show(None)
-        self.thread.join(patience)
+        self.thread.join(timeout)
         if self.thread.is_alive():
-            self._give_up(f"it has not answered for {patience:g} s")
+            self._give_up(f"it has not answered for {timeout:g} s")
 
     def _give_up(self, cause: str) -> None:
         if not self.given_up:
             self.given_up = True
-            line = " ".join(jobs.without_secrets(cause).split())[:300]
+            line = " ".join(records.without_secrets(cause).split())[:300]
             print(f"W&B is out of order, the run does not wait for it: {line}", flush=True)
 
     def _pass_on(self) -> None:
@@ -125,7 +125,7 @@ class View:
             os.environ["WANDB_ERROR_REPORTING"] = "false"
         import wandb
 
-        row = run.experiment + folders.variation(run)
+        name = run.experiment + folders.variation(run)
         logged = wandb.init(
             project=run.wandb.project,
             entity=run.wandb.entity,
@@ -133,21 +133,21 @@ class View:
             dir=self.folder,
             # An agent of `wandb sweep` waits for the run that it has named: W&B takes WANDB_RUN_ID
             id=None if os.environ.get("WANDB_SWEEP_ID") else identity(self.folder),
-            name=f"{row} seed {run.seed}",
+            name=f"{name} seed {run.seed}",
             group=group(run),
             job_type="train",
             tags=sorted({run.experiment, row_group(run.experiment), run.scale.name, folders.setting(run)}),
             # With what differs from the row in its name: the dashboard takes means over what has one name
-            config=dataclasses.asdict(run) | {"experiment": row, ROW_GROUP: row_group(run.experiment)},
+            config=dataclasses.asdict(run) | {"experiment": name, ROW_GROUP: row_group(run.experiment)},
             resume="allow",
             settings=wandb.Settings(init_timeout=60, console="off"),
         )
         logged.define_metric("*", step_metric=STEP)
-        while (found := self.rows.get()) is not None:
-            if TRANSLATIONS in found:
-                table = wandb.Table(columns=["source", "reference", "ours"], data=found[TRANSLATIONS])
-                found = {**found, TRANSLATIONS: table}
-            logged.log(found)
+        while (row := self.rows.get()) is not None:
+            if TRANSLATIONS in row:
+                table = wandb.Table(columns=["source", "reference", "ours"], data=row[TRANSLATIONS])
+                row = {**row, TRANSLATIONS: table}
+            logged.log(row)
         logged.finish()
         if run.wandb.mode == "offline":
             print(f"W&B: kept offline; to show it: wandb sync {self.folder}/wandb/offline-run-*", flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from aiayn.config.schema import Config
-from aiayn.core import signals
+from aiayn.core import exit_codes, signals
 
 
 def main(folder: Path) -> int:
@@ -27,14 +27,14 @@ def as_rank(run: Config) -> int:
     """Trains as one of torchrun's ranks, which were all given the same words; returns the exit code."""
     from aiayn.config import compose, folders
     from aiayn.core import storage
-    from aiayn.runs import jobs
+    from aiayn.runs import jobs, records
     from aiayn.training import train
 
     jobs.check(run)
     folder = folders.run_folder(run)
     if jobs.is_finished(run):
         print(f"{folder} is finished: nothing to do; delete it to train again")
-        return jobs.DONE
+        return exit_codes.DONE
     if os.environ["RANK"] != "0":
         return train.main(folder, run)
     with jobs.claim(run):
@@ -44,8 +44,8 @@ def as_rank(run: Config) -> int:
         storage.remove(folder / "failure.json")
         storage.write_text(folder / "config.yaml", compose.to_yaml(run))
         code = train.main(folder, run)
-    if code not in (jobs.DONE, jobs.INTERRUPTED):
-        print(f"aiayn: {jobs.failure(folder)['cause']}", file=sys.stderr)
+    if code not in (exit_codes.DONE, exit_codes.INTERRUPTED):
+        print(f"aiayn: {records.failure(folder)['cause']}", file=sys.stderr)
     return code
 
 

@@ -58,7 +58,7 @@ class Rows(BasicSweeper):
     def codes(self, points: Sequence[Sequence[str]]) -> list[int]:
         """The exit codes of runs that another launcher has started. Exits when it is stopped or fails."""
         from aiayn import cli
-        from aiayn.core import signals
+        from aiayn.core import exit_codes, signals
 
         assert self.launcher is not None
         assert self.config is not None
@@ -67,10 +67,10 @@ class Rows(BasicSweeper):
         try:
             ended = self.launcher.launch(points, initial_job_idx=0)
         except (KeyboardInterrupt, signals.Interrupted):  # some launchers set a handler of their own
-            cli.fail(f"stopped{remedy}", 75)
+            cli.fail(f"stopped{remedy}", exit_codes.INTERRUPTED)
         except Exception as error:  # of a type of its own: no cluster, a job that it has lost
             cause = " ".join(f"{type(error).__name__}: {error}".split())
-            cli.fail(f"hydra/launcher={name}: {cause[:1000]}{remedy}", 1)
+            cli.fail(f"hydra/launcher={name}: {cause[:1000]}{remedy}", exit_codes.FAILED)
         return [job.return_value for job in ended]
 
 
@@ -81,11 +81,9 @@ def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[S
     from aiayn.data import prepare
 
     runs = [compose.convert(context.config_loader.load_sweep_config(composed, list(point))) for point in points]
-    kinds = sorted({run.hardware.accelerator for run in runs})
-    if len(kinds) > 1:
-        raise ConfigError(
-            f"hardware.accelerator={' and '.join(kinds)}: a sweep has one; give each a command of its own"
-        )
+    if len(kinds := sorted({run.hardware.accelerator for run in runs})) > 1:
+        both = " and ".join(kinds)
+        raise ConfigError(f"hardware.accelerator={both}: a sweep has one; give each a command of its own")
     for run in {(folders.prepared_folder(run), str(run.data)): run for run in runs}.values():  # once for each corpus
         prepare.check(run)
     return runs
@@ -94,8 +92,8 @@ def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[S
 class SideBySide(Launcher):
     """One worker process per run on this machine."""
 
-    def __init__(self, devices: int, most: int, patience: float) -> None:
-        self.devices, self.most, self.patience = devices, most, patience
+    def __init__(self, devices: int, max_devices_per_run: int, hang_timeout: float) -> None:
+        self.devices, self.max_devices_per_run, self.hang_timeout = devices, max_devices_per_run, hang_timeout
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keeps what Hydra hands over; the runs go to workers, so that the task function is not called."""
@@ -104,20 +102,24 @@ class SideBySide(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Checks every run, then works through what is not finished. Exits with 75 or 1 unless all are done."""
         from aiayn import cli
-        from aiayn.runs import devices, jobs
+        from aiayn.core.exit_codes import DONE
+        from aiayn.runs import devices
         from aiayn.sweep import launcher
 
-        for key, value, nought in (("devices", self.devices, "all"), ("most", self.most, "what aiayn plan gives it")):
+        for key, value, nought in (
+            ("devices", self.devices, "all"),
+            ("max_devices_per_run", self.max_devices_per_run, "what aiayn plan gives it"),
+        ):
             if not isinstance(value, int) or value < 0:
                 cli.fail(f"hydra.launcher.{key}={value}: must be a whole number, 0 for {nought}")
-        if not isinstance(self.patience, int | float) or not self.patience > 0:
-            cli.fail(f"hydra.launcher.patience={self.patience}: must be a number of minutes above 0")
+        if not isinstance(self.hang_timeout, int | float) or not self.hang_timeout > 0:
+            cli.fail(f"hydra.launcher.hang_timeout={self.hang_timeout}: must be a number of minutes above 0")
         with cli.one_line_errors():
             runs = checked_runs(self.hydra_context, self.config, job_overrides)
             names = devices.names(runs[0].hardware, self.devices)
             launcher.prepare_once(runs)
-            sweep = launcher.Sweep(runs, names, 60 * self.patience, self.most)
+            sweep = launcher.Sweep(runs, names, 60 * self.hang_timeout, self.max_devices_per_run)
         code = sweep.work_through()
-        if code != jobs.DONE:
+        if code != DONE:
             sys.exit(code)
         return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=0) for o in job_overrides]

@@ -1,0 +1,172 @@
+"""Prints what the README and the pages of `experiments/results/` quote, in Markdown.
+
+    python experiments/results/quoted.py table experiments/results/mini
+    python experiments/results/quoted.py claims scale=mini
+    python experiments/results/quoted.py variance experiment=big scale=mini seed=0 output=runs/criteria
+
+`table` reads `results.csv` of the folder: the effects of the 20 rows in the paper and there, and how well they agree.
+`claims` reads finished runs, such as unpacked archives: the verdicts on the paper's claims. Its words are those of
+`aiayn report`. What `aiayn prepare` makes with them has to be there, or no verdict on BLEU is certain.
+`variance` needs the checkpoints of a run. It is criterion 3d of `scales.md`, one figure for each layer of the encoder:
+the variance among the tokens of a sentence, as a share of the mean square. It is 0 when all tokens of a sentence are
+alike, so that attention to them has nothing to choose from.
+"""
+
+import csv
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+
+from aiayn.config import compose, folders
+from aiayn.config.schema import Config
+from aiayn.data.update_plan import gather
+from aiayn.paper.transformer import Transformer
+from aiayn.runs import records
+from aiayn.runs.models import trained
+from aiayn.tables import beyond, formats, paper_claims, table3
+from aiayn.tables.table3 import DEFINITION, METRICS, Metric
+
+VARIANCE_SENTENCES = 400
+CLAIM_COLUMNS = {
+    "sentence": "claim",
+    "metric": "",
+    "rows": "rows, worst first",
+    "paper": "paper",
+    "ours": "ours",
+    "interval": "95 % over seeds",
+    "sentences": "95 % over sentences",
+    "p": "p",
+    "verdict": "verdict",
+}
+CLAIM_NOTE = """\
+`a < b`: the paper says that row a is worse than row b. The rise from a to b is in points of BLEU, or in percent of a's
+perplexity by which b's is lower. `a = b`: equally good, within 0.4 BLEU or 3.3 % of perplexity. p is corrected for the
+number of claims, the intervals are not. A verdict follows p.
+"""
+
+Samples = Mapping[str, Sequence[float]]
+"""A figure of each seed of a row, by row."""
+
+
+def measured(folder: Path, metric: Metric) -> Samples:
+    """PPL or BLEU of every row and seed in the folder's `results.csv`. Seed 0 judges the scale and is in no table."""
+    samples: dict[str, list[float]] = {}
+    with (folder / "results.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            if line["seed"] != "0":
+                samples.setdefault(line["row"], []).append(float(line[metric.lower()]))
+    return samples
+
+
+def published(row: Config, metric: Metric) -> float:
+    """The figure of a row in the paper's Table 3."""
+    value = row.paper.ppl if metric == "PPL" else row.paper.bleu
+    assert value is not None
+    return value
+
+
+def definition(row: Config, base: Config) -> str:
+    """What a row changes in base; of base, its sizes."""
+    texts = []
+    for symbol, section, key in DEFINITION:
+        value, of_base = (getattr(getattr(config, section), key) for config in (row, base))
+        if value != of_base or (row is base and section == "model" and key != "dropout"):
+            texts.append(f"{value // 1000}K steps" if key == "max_steps" else f"{symbol} {value}")
+    return ", ".join(texts) or "learned positions"
+
+
+def cell(value: float, base: float, metric: Metric, *, is_base: bool) -> str:
+    """The figure of base itself, or a row's change from it: of PPL in percent, of BLEU in points."""
+    digits = 2 if metric == "PPL" else 1
+    if is_base:
+        return f"{value:.{digits}f}"
+    change = 100 * (value / base - 1) if metric == "PPL" else value - base
+    digits, unit = (0, " %") if metric == "PPL" else (1, "")
+    return (f"{change:+.{digits}f}".replace("-", "−") if round(change, digits) else "0") + unit
+
+
+def table(folder: Path) -> str:
+    """The README's table: the paper's effect and ours on PPL and on BLEU, one line for each row."""
+    rows = compose.rows()
+    lines = [[name, definition(row, rows["base"])] for name, row in rows.items()]
+    for metric in METRICS:
+        samples = measured(folder, metric)
+        paper = {name: published(row, metric) for name, row in rows.items()}
+        ours = {name: statistics.mean(samples[name]) for name in rows}
+        for line, name in zip(lines, rows, strict=True):
+            line += [cell(of[name], of["base"], metric, is_base=name == "base") for of in (paper, ours)]
+    heads = [
+        "row",
+        "differs from base in",
+        *(f"{metric}, {whose}" for metric in METRICS for whose in ("paper", "ours")),
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * 2 + ["--:"] * 4, *lines))
+
+
+def agreement(folder: Path) -> list[str]:
+    """For each metric Spearman's ρ with the paper and its interval, and how many effects have the paper's sign."""
+    texts = []
+    for metric in METRICS:
+        samples = measured(folder, metric)
+        paper = {name: published(row, metric) for name, row in compose.rows().items()}
+        found = paper_claims.correlation([*paper.values()], [samples[name] for name in paper])
+        assert found is not None
+        base = statistics.mean(samples["base"])
+        effects = [
+            (value - paper["base"]) * (statistics.mean(samples[name]) - base)
+            for name, value in paper.items()
+            if value != paper["base"]
+        ]
+        rho, low, high = (f"{value:+.2f}".replace("-", "−") for value in (found.rho, *found.interval))
+        signs = f"{sum(effect > 0 for effect in effects)} of {len(effects)} effects have the paper's sign"
+        texts.append(f"{metric}: ρ {rho} ({low} to {high}), {signs}")
+    return texts
+
+
+def claims(*words: str) -> str:
+    """A note on how to read it, and one line for each claim."""
+    run = compose.compose_row(*words)
+    made = table3.table(run, records.read_runs(folders.sweep_folder(run)))
+    findings = map(formats.finding_texts, paper_claims.check(made, beyond.counts_of(run, made)))
+    cells = [[texts[key] for key in CLAIM_COLUMNS] for texts in findings]
+    return f"{CLAIM_NOTE}\n{tabulate(cells, list(CLAIM_COLUMNS.values()), tablefmt='github')}"
+
+
+def variance(*words: str) -> list[float]:
+    """How far the tokens of a dev sentence differ after each layer of a trained run's encoder."""
+    model, dataset, _ = trained(compose.compose_row(*words))
+    assert isinstance(model, Transformer)
+    batch = gather(dataset.pairs("dev"), np.arange(VARIANCE_SENTENCES))
+    lengths = batch.source_offsets.diff().tolist()
+    shares: list[float] = []
+
+    def measure(layer: nn.Module, inputs: object, output: Tensor) -> None:
+        x = output[: sum(lengths)].double()  # (S, D) without the padding at the end
+        centred = torch.cat([sentence - sentence.mean(0) for sentence in torch.split(x, lengths)])
+        shares.append(float(centred.square().mean() / x.square().mean()))
+
+    for layer in model.encoder:
+        layer.register_forward_hook(measure)
+    with torch.no_grad():
+        model(batch)
+    return shares
+
+
+def main(what: str, *words: str) -> None:
+    """Prints the table of a folder and how well it agrees, the claims about a scale, or criterion 3d of a run."""
+    if what == "claims":
+        print(claims(*words))
+    elif what == "variance":
+        print(*(f"{share:.4f}" for share in variance(*words)))
+    else:
+        print(table(Path(words[0])), *agreement(Path(words[0])), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,148 @@
+"""The encoded corpus on disk: token ids and offsets, memory-mapped, with a manifest that holds every file's SHA-256."""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from aiayn.core import storage
+from aiayn.data.moses_bpe import MosesBpe, load
+from aiayn.data.parallel_text import SPLITS, DataError, Side, Split
+from aiayn.data.sentencepiece_bpe import Tokenizer
+
+SIDES: tuple[Side, ...] = ("source", "target")
+SENTENCES_AT_ONCE = 2**18
+"""Sentences whose lengths are looked at together."""
+
+SCHEMA = 1
+STAGES: dict[str, list[str]] = {
+    "tokenizer": ["tokenizer.model"],
+    **{
+        split: [
+            *(f"{split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets")),
+            *(f"{split}.{side}.txt" for side in SIDES if split != "train"),
+        ]
+        for split in SPLITS
+    },
+}
+
+
+class Lengths:
+    """Tokens of each sentence of one side, its EOS included: read where they are asked for, never kept."""
+
+    def __init__(self, offsets: npt.NDArray[np.int64]) -> None:
+        self._starts, self._ends = offsets[:-1], offsets[1:]
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, sentences: npt.NDArray[np.int64] | slice) -> npt.NDArray[np.int64]:
+        """Those of some sentences, by their numbers or as a range."""
+        return self._ends[sentences] - self._starts[sentences]
+
+    def parts(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Those of all sentences in order, a few at a time."""
+        return (self[start : start + SENTENCES_AT_ONCE] for start in range(0, len(self), SENTENCES_AT_ONCE))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The token ids of one split: sentence n of a side is `ids[offsets[n]:offsets[n + 1]]` and ends with EOS."""
+
+    source_ids: npt.NDArray[np.integer]
+    source_offsets: npt.NDArray[np.int64]
+    target_ids: npt.NDArray[np.integer]
+    target_offsets: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.source_offsets) - 1
+
+    @property
+    def source_lengths(self) -> Lengths:
+        """Tokens of each source sentence."""
+        return Lengths(self.source_offsets)
+
+    @property
+    def target_lengths(self) -> Lengths:
+        """Tokens of each target sentence."""
+        return Lengths(self.target_offsets)
+
+
+class Dataset:
+    """A prepared corpus: its pairs, texts and tokenizer; `sha256` names its content, `manifest` its origin."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.sha256: str = manifest["sha256"]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Dataset":
+        """The corpus that `prepare` wrote to `folder`, every file checked; raises DataError naming what is damaged."""
+        path = folder / "manifest.json"
+        try:
+            manifest = json.loads(path.read_bytes())
+            damage = _damage(folder, manifest)
+        except FileNotFoundError as error:
+            missing = f"{folder} holds no prepared data: `aiayn prepare` with the same arguments makes it"
+            raise DataError(missing) from error
+        except OSError as error:
+            raise DataError(f"cannot read the prepared data in {folder}: {error}") from error
+        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise DataError(f"{path} is damaged or not ours: {remedy(folder)}") from error
+        if damage:
+            raise DataError(f"{damage}: {remedy(folder)}")
+        return cls(folder, manifest)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | MosesBpe:
+        """The vocabulary that both sides share."""
+        return load(self.folder / "tokenizer.model")
+
+    def pairs(self, split: Split) -> Pairs:
+        """The encoded sentence pairs of a split, memory-mapped; raises DataError for files that only look like ours."""
+        parts = (f"{split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets"))
+        try:
+            return Pairs(*(np.load(self.folder / part, mmap_mode="r") for part in parts))
+        except ValueError as error:  # of numpy, which unpickles nothing
+            raise DataError(f"{self.folder} holds {split} ids that are none of ours: {remedy(self.folder)}") from error
+
+    def texts(self, split: Literal["dev", "test"], side: Side) -> list[str]:
+        """The sentences of one side as they came, one for each pair."""
+        return (self.folder / f"{split}.{side}.txt").read_bytes().decode().split("\n")[:-1]
+
+
+def _damage(folder: Path, manifest: dict[str, Any]) -> str:
+    """What is wrong with the first damaged file of a corpus; empty when none is."""
+    if manifest["schema"] != SCHEMA:
+        return f"{folder} was prepared by another version of this program"
+    if manifest["sha256"] != digest(manifest):
+        return f"{folder / 'manifest.json'} is damaged"
+    for path in (folder / name for files in STAGES.values() for name in files):
+        if not path.is_file():
+            return f"{path} is missing"
+        both = fingerprint(path), manifest["files"][path.name]
+        if both[0] != both[1]:
+            sizes = (f"{one['bytes']} bytes with SHA-256 {one['sha256']}" for one in both)
+            return f"{path} is damaged, it has {' and not '.join(sizes)}"
+    return ""
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": storage.sha256(path)}
+
+
+def digest(manifest: dict[str, Any]) -> str:
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def remedy(folder: Path) -> str:
+    return f"repair it with `rm -r {shlex.quote(str(folder))}` and the same command again"

@@ -1,0 +1,95 @@
+"""A run's model: built from its configuration, loaded from its checkpoints, averaged; and how this process computes."""
+
+import ctypes
+import dataclasses
+import gc
+from pathlib import Path
+
+import torch
+
+from aiayn.alternatives.parts import transformer
+from aiayn.alternatives.recurrent import RecurrentModel, TranslationModel
+from aiayn.config.compose import decoded_as_its_row
+from aiayn.config.folders import in_other_precisions, run_folder
+from aiayn.config.schema import Config, ConfigError
+from aiayn.data.dataset import Dataset
+from aiayn.data.prepare import prepare
+from aiayn.runs import checkpoint, jobs
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+LARGEST_REUSED = 2**25 - 2**12
+"""Bytes of the largest tensor whose memory glibc keeps when it is freed: that of larger ones is new each time."""
+
+
+def compute_with(threads: int) -> None:
+    """Sets the number of threads of this process, and has tensors reuse the memory of freed ones."""
+    torch.set_num_threads(threads)
+    # torch's default for LSTMs and convolutions is TF32; products have float32 as it is
+    torch.backends.cudnn.allow_tf32 = False
+    # What is imported by now stays: the collector need not look through it again
+    gc.collect()
+    gc.freeze()
+    # glibc gives back to the system what was freed, and asks it for zeroed pages again: a fifth of the time of decoding
+    # M_MMAP_MAX=0 would keep blocks of any size, but small ones then settle in their place: 4 GB more in 240 updates
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(M_MMAP_THRESHOLD, 2**25)  # no more is taken
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def build(config: Config, vocab_size: int) -> TranslationModel:
+    """The row's model, initialised from its seed."""
+    torch.manual_seed(config.seed)
+    fidelity, sizes = config.fidelity, dataclasses.asdict(config.model)
+    rows = fidelity.rows(vocab_size)
+    if config.model.kind != "transformer":
+        of_lstm = {key: sizes[key] for key in ("num_layers", "d_model", "dropout")} | {"vocab_size": rows}
+        model: TranslationModel = RecurrentModel(**of_lstm, attention=config.model.kind == "rnn_attention")
+    else:
+        model = transformer(
+            **sizes,
+            max_length=config.data.max_length,
+            vocab_size=rows,
+            sinusoids_in_halves=fidelity.sinusoids == "halves",
+            target_space=fidelity.target_space,
+            zero_start=fidelity.zero_start,
+        )
+    # Before a checkpoint is loaded: weights of 64 bits would lose half of them in a model of 32
+    return model.double() if config.hardware.precision == "64-true" else model
+
+
+def parameters(run: Config, vocab_size: int) -> int:
+    """Trainable parameters with so many embedding rows, counted on a model without storage."""
+    with torch.device("meta"):
+        model = build(run, vocab_size)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def trained(config: Config) -> tuple[TranslationModel, Dataset, Path]:
+    """The model that a run has trained, its corpus and its folder; the mean of the last `average` checkpoints if asked.
+
+    It may be decoded in another way than the row's own: the weights are the same. Raises ConfigError when the run has
+    no checkpoint yet, or fewer than are to be averaged, or other result-affecting keys.
+    """
+    if not run_folder(config).exists():
+        config = decoded_as_its_row(config)
+    jobs.check(config)
+    folder = run_folder(config)
+    paths = checkpoint.newest(folder / "checkpoints", config.average)
+    if not paths:
+        cause = f"nothing is trained in {folder}; train it with the same arguments{in_other_precisions(config)}"
+        if jobs.is_finished(config):
+            missing = "but its checkpoints are not here; delete the folder to train it again"
+            cause = f"the run in {folder} is finished, {missing}"
+        raise ConfigError(f"experiment={config.experiment}: {cause}")
+    if len(paths) < config.average:
+        more = f"train with training.keep_checkpoints={config.average}"
+        if config.training.keep_checkpoints >= config.average:
+            more = "train longer, or with a smaller training.checkpoint_every"
+        raise ConfigError(f"average={config.average}: {folder} keeps only {len(paths)}; {more}")
+    dataset = prepare(config, lambda message: None)
+    jobs.check_data(folder, dataset.sha256)
+    model = build(config, dataset.tokenizer.vocab_size)
+    weights = checkpoint.average(paths)
+    with checkpoint.fitting(paths[0]):
+        model.load_state_dict({name.removeprefix("transformer."): value for name, value in weights.items()})
+    return model.to(config.hardware.device).eval(), dataset, folder

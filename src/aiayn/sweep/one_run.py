@@ -1,0 +1,53 @@
+"""One run on this terminal: `aiayn train` without a sweep, and each task of another launcher."""
+
+import sys
+import time
+
+from aiayn.config import folders
+from aiayn.config.schema import Config
+from aiayn.core import signals
+from aiayn.core.exit_codes import DONE, INTERRUPTED
+from aiayn.runs import devices, jobs, records
+from aiayn.sweep import slurm
+
+
+def run_here(run: Config) -> int:
+    """Trains one run on this terminal and returns its exit code; signals are handed on to the workers."""
+    jobs.check(run)
+    if _is_finished(run):
+        return DONE
+    pool = devices.Pool(run.hardware, devices.names(run.hardware))
+    with signals.StopFlag() as stop, jobs.claim(run) as held:
+        # Until it was claimed another command may have begun it, or finished it
+        jobs.check_folder(run)
+        if _is_finished(run):
+            return DONE
+        # Jobs of a launcher that knows nothing of GPUs wait here for theirs
+        while (seeing := pool.take(run.hardware.devices, held)) is None:
+            if stop.asked:
+                slurm.requeue_after(stop.asked)
+            stop.check()
+            time.sleep(jobs.POLL_SECONDS)
+        job = jobs.start(run, None, held, seeing)
+        try:
+            while not job.ended():
+                if stop.asked:
+                    job.stop(stop.asked)
+                time.sleep(jobs.POLL_SECONDS)
+        except BaseException:  # submitit requeues and exits in its own handler of a signal
+            job.stop("SIGTERM")
+            while not job.ended():
+                time.sleep(jobs.POLL_SECONDS)
+            raise
+        code = jobs.close(job)
+    if code == INTERRUPTED:
+        slurm.requeue_after(stop.asked)
+    elif code != DONE and (job.folder / records.FAILURE).exists():
+        print(f"aiayn: {records.failure(job.folder)['cause']}", file=sys.stderr)
+    return code
+
+
+def _is_finished(run: Config) -> bool:
+    if finished := jobs.is_finished(run):
+        print(f"{folders.run_folder(run)} is finished: nothing to do; delete it to train again")
+    return finished

@@ -1,0 +1,53 @@
+"""Every case does the same work on the same sentences; the cases are timed interleaved."""
+
+import numpy as np
+import pytest
+import torch
+
+from aiayn.bench import cases
+from aiayn.config import compose
+from aiayn.data.sentencepiece_bpe import EOS
+
+
+def test_cases_are_interleaved_and_round_0_is_not_counted():
+    order = []
+    lined_up = [cases.Case(name, "fp32", lambda number, name=name: order.append((number, name))) for name in "AB"]
+    cases.time_interleaved(lined_up, 3, "cpu")
+    assert order == [(number, name) for number in range(4) for name in "AB"]
+    assert [len(case.seconds_per_round) for case in lined_up] == [3, 3]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_in_training_a_weight_is_rounded_after_each_update(training):
+    weight, x = torch.nn.Parameter(torch.ones(5, 7)), torch.ones(3, 7)
+    with cases.computing("bf16", "cpu", training=training):
+        before = torch.nn.functional.linear(x, weight)
+        with torch.no_grad():
+            weight *= 2
+        after = torch.nn.functional.linear(x, weight)
+    assert torch.equal(after, before * 2 if training else before)  # a search's weights do not change
+
+
+def test_lengths_are_log_normal_and_both_sides_alike():
+    run = compose.compose_row("bench.mean_length=25", "data.max_length=400", "scale=paper")
+    pairs = cases.synthetic_pairs(run, 20_011)
+    for lengths in (pairs.source_lengths[:], pairs.target_lengths[:]):
+        assert lengths.mean() == pytest.approx(25, rel=0.05)
+        assert np.log(lengths).std() == pytest.approx(0.6, rel=0.1)
+    assert (pairs.source_ids == EOS).sum() == len(pairs)
+
+
+def test_an_update_is_computed_in_micro_batches(toy):
+    run = compose.compose_row(*toy, "bench.mean_length=5", "hardware.tokens_per_micro_batch=40")
+    updates = cases.random_updates(run)
+    assert len(updates) == (run.bench.rounds + 1) * run.bench.updates
+    assert max(len(batch.target) for update in updates for batch in update.batches) <= 40
+    assert max(len(update.batches) for update in updates) > 1  # control
+
+
+def test_a_case_with_other_results_is_not_timed(toy, monkeypatch):
+    run = compose.compose_row(*toy, "model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.rounds=1")
+    loss = cases.baselines.smoothed_loss
+    monkeypatch.setattr(cases.baselines, "smoothed_loss", lambda *given: 1.01 * loss(*given))
+    with pytest.raises(AssertionError, match=r"torch\.nn fp32: not the same results"):
+        cases.training(run, ["fp32"])

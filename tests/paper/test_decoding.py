@@ -1,0 +1,64 @@
+"""One token at a time against all at once, whatever hypotheses go on from whatever past."""
+
+import model_properties
+import pytest
+import torch
+from models import BOS, EOS, MODELS, SOURCES, Made, batch, pack, transformer
+from torch import Tensor
+
+from aiayn.paper.decoding import TransformerDecoder
+
+
+@MODELS
+def test_one_token_at_a_time_equals_all_at_once(made: Made) -> None:
+    model = made()
+    model_properties.assert_one_token_at_a_time_equals_all_at_once(model, TransformerDecoder(model))
+
+
+def test_learned_positions_decode_as_they_train() -> None:
+    model = transformer(positions="learned")
+    model_properties.assert_one_token_at_a_time_equals_all_at_once(model, TransformerDecoder(model))
+
+
+@MODELS
+def test_reordered_hypotheses_go_on_from_their_own_past(made: Made) -> None:
+    model = made()
+
+    def logits_after(source: list[int], past: list[int]) -> Tensor:
+        given = batch([source], [past])
+        given.target_input[:] = torch.tensor(past)
+        return model(given)[-1]
+
+    model_properties.assert_hypotheses_go_on_from_their_own_past(
+        TransformerDecoder(model).start, logits_after, lambda decoding: decoding.layers[0].memory[0].shape[0]
+    )
+
+
+def test_reordering_matters() -> None:  # control of the test above
+    model_properties.assert_reordering_matters(TransformerDecoder(transformer()).start)
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    with pytest.raises(AssertionError, match="eval"):
+        TransformerDecoder(transformer().train())
+
+
+def test_a_decoder_keeps_nothing_of_earlier_batches() -> None:
+    decoder, steps = TransformerDecoder(transformer()), []
+    for _ in range(2):
+        decoding = decoder.start(*pack(SOURCES))
+        decoding.step(torch.full((len(SOURCES), 1), BOS))
+        steps.append(decoding.step(torch.full((len(SOURCES), 1), 5)))
+        decoder.start(*pack(SOURCES[1:])).step(torch.full((len(SOURCES) - 1, 1), 7))
+    assert torch.equal(*steps)
+
+
+def test_in_bf16_the_logits_stay_close() -> None:
+    model, target = transformer().float(), [[8, 4, 6, EOS]] * len(SOURCES)
+    expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        decoding = TransformerDecoder(model).start(*pack(SOURCES))
+        for t, token in enumerate([BOS, *target[0][:-1]]):
+            logits = decoding.step(torch.full((len(SOURCES), 1), token))
+            assert logits.dtype == torch.bfloat16  # control: this is not float32
+            torch.testing.assert_close(logits[:, 0].float(), expected[:, t], atol=0.1, rtol=0.05)
