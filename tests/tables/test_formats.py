@@ -129,8 +129,8 @@ def test_other_data_settings_are_not_the_papers_conditions(form: str) -> None:
         assert {row["comparable"] for row in csv_rows(paper_table())} == {"True"}
         return
     assert "not the paper's conditions" in text
-    assert "Not as in the paper: data.vocab_size=8000 instead of 37000." in text.replace("\\", "")
-    assert "Not as in the paper" not in " ".join(render(paper_table(), form, wide()).split())  # control
+    assert "Not the paper's conditions (data.vocab_size=8000 instead of 37000): " in text.replace("\\", "")
+    assert "Not the paper's conditions" not in " ".join(render(paper_table(), form, wide()).split())  # control
 
 
 @pytest.mark.parametrize("form", FORMATS)

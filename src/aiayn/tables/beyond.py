@@ -59,10 +59,8 @@ def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
     finished = f"{' and '.join(COMPARED)} for comparison: {made.finished} of {len(made.lines)} rows finished"
     caption = [
         *formats.conditions(made),
-        "Δ is a row minus base. Published figures were made under the conditions beside them: compare effects.",
-        "A published effect is given only where both figures stand in one paper.",
-        f"Falls far: to less than {FAR:g} of base's BLEU."
-        " Not worse: by no more than what counts as the same in Table 3's claims.",
+        "Published figures were made under the conditions beside them: compare effects (Δ is a row minus base)."
+        f" Falls far: to less than {FAR:g} of base's BLEU.",
     ]
     effects = {metric: made.effects(made.means(metric)) for metric in METRICS}
     claims = [(found.claim.rows, _claim_text(found)) for found in findings]
@@ -75,7 +73,7 @@ def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
         records.append(formats.record(made, line, {**parts, **published, "published_where": line.source}, others))
     return formats.Layout(
         f"Beyond Table 3 at scale {made.scale.name} on {made.data}, {finished}",
-        " ".join(filter(None, caption)),
+        "\n".join(caption),
         _columns(made),
         made.opens,
         made.notes,

@@ -86,44 +86,35 @@ def title(table: Table) -> str:
 
 
 def caption(table: Table) -> str:
-    """The sentences without which the figures would mislead."""
-    sentences = [
-        *conditions(table),
-        "diff is ours minus the paper's.",
-        ""
-        if table.comparable
-        else "Made under other conditions than the paper's: compare effects, not figures; Δ is a row minus its base.",
-        "Row (E): learned positional embedding instead of sinusoids.",
-        rank_sentence(table),
-        f"Runs with other settings than a row's, left out: {table.others}." if table.others else "",
-    ]
-    return " ".join(filter(None, sentences))
+    """At most four lines: scale, corpus, seeds, and how well the order of the rows agrees; docs/results.md has more."""
+    # How text of the paper's name is not the paper's; other text has another name
+    data = look_up(table.reference, "config.data")
+    others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
+    named = f" ({'; '.join(others)})" if others else ""
+    effects = f"Not the paper's conditions{named}: compare effects (Δ is a row minus base), not figures. "
+    return "\n".join([*conditions(table), f"{'' if table.comparable else effects}{rank_sentence(table)}"])
 
 
 def conditions(table: Table) -> list[str]:
-    """How a table's runs were made, over which seeds its figures are means, and what their units are."""
-    scale, data = table.scale, look_up(table.reference, "config.data")
+    """How a table's runs were made, and over which seeds its figures are means: scale, corpus, seeds."""
+    scale, config = table.scale, look_up(table.reference, "config")
     changed = [f"{name.replace('_', ' ')} × {factor:g}" for name, factor in factors(scale).items() if factor != 1]
-    # How text of the paper's name is not the paper's; other text has another name
-    others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
     base = dataclasses.asdict(table.base.trained)
-    small = ", ".join(f"{name} {columns.value_text(base[section][key], key)}" for name, section, key in DEFINITION)
-    deviation = "; mean ± sample standard deviation over a row's finished seeds" if len(table.seeds) > 1 else ""
-    vocabulary = "ours with ours (tokenizer=sentencepiece: other tokens than the paper's)"
-    if look_up(table.reference, "config.tokenizer") == "paper":
-        vocabulary = "ours with one of its kind (tokenizer=paper: Moses tokens, 32K merges learned from this text)"
+    sizes = ", ".join(f"{name} {columns.value_text(base[section][key], key)}" for name, section, key in DEFINITION)
+    selected = [
+        f", pairs of at most {scale.max_words} words a side" if scale.max_words else "",
+        f", in training of at most {scale.max_train_words} words" if scale.max_train_words else "",
+        f", in training the first {scale.pairs:,} of them" if scale.pairs else "",
+    ]
+    deviation = "; mean ± sample standard deviation" if len(table.seeds) > 1 else ""
     return [
-        f"Scale {scale.name}: {', '.join(changed) or 'every factor is 1'}. Data: {table.data}, dev set.",
-        f"Not as in the paper: {'; '.join(others)}." if others else "",
-        f"Of all splits, pairs of at most {scale.max_words} words a side." if scale.max_words else "",
-        f"Of training, pairs of at most {scale.max_train_words} words." if scale.max_train_words else "",
-        f"Training text: the first {scale.pairs:,} of its pairs." if scale.pairs else "",
-        f"Precision: {look_up(table.reference, 'config.hardware.precision')}.",
-        f"Rows are given in the paper's values, before scaling; base was trained with {small}." if changed else "",
-        f"Seeds: {', '.join(map(str, table.seeds)) or 'none finished'}{deviation}.",
-        f"PPL per token and params in millions: the paper's with its vocabulary, {vocabulary}.",
-        "40 960: our params if the vocabulary had as many rows as the released code's." if table.comparable else "",
-        "BLEU is the paper's recipe (Moses tokens, compounds split, cased), not sacreBLEU 13a.",
+        f"Scale {scale.name}: {', '.join(changed)}; base was trained with {sizes}."
+        if changed
+        else f"Scale {scale.name}: every factor is 1.",
+        f"Data: {table.data}, dev set{''.join(selected)}. Tokenizer: {config['tokenizer']}. "
+        f"Precision: {config['hardware']['precision']}.",
+        f"Seeds: {', '.join(map(str, table.seeds)) or 'none finished'}{deviation}."
+        + (f" Runs with other settings than a row's, left out: {table.others}." if table.others else ""),
     ]
 
 
@@ -220,7 +211,12 @@ def _markdown(table: Layout) -> str:
     text = tabulate(rows, head, tablefmt="pipe", colalign=align, disable_numparse=True)
     notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in table.notes]
     notes += [f"- {_markdown_text(claim)}" for claim in table.claims]
-    parts = [f"### {_markdown_text(table.title)}", text, _markdown_text(table.caption), "\n".join(notes)]
+    parts = [
+        f"### {_markdown_text(table.title)}",
+        text,
+        _markdown_text(table.caption.replace("\n", " ")),
+        "\n".join(notes),
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -287,7 +283,7 @@ def _latex(table: Layout) -> str:
     align = ["right" if column.align == "r" else "left" for column in table.columns]
     text = tabulate(rows, head, tablefmt="latex_raw", colalign=align, disable_numparse=True)
     notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes]
-    caption = _latex_text(" ".join([f"{table.title}.", table.caption, *notes, *table.claims]))
+    caption = _latex_text(" ".join([f"{table.title}.", *table.caption.splitlines(), *notes, *table.claims]))
     size = r"\centering\footnotesize\setlength{\tabcolsep}{3pt}"
     return "\n".join([r"\begin{table}", size, rf"\caption{{{caption}}}", text, r"\end{table}", ""])
 
