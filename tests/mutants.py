@@ -49,8 +49,8 @@ MUTANTS = (
     Mutant(
         "a position sees the next one",
         "src/aiayn/paper/attention.py",
-        "None if causal else mask, is_causal=causal",
-        "None if causal else mask",
+        "mask = packing.causal_mask if causal else memory_packing.mask",
+        "mask = memory_packing.mask",
         "tests/paper/test_transformer.py::test_a_later_target_token_never_changes_an_earlier_logit",
     ),
     Mutant(

@@ -51,6 +51,7 @@ def _by_processes(
 ) -> Iterator[Answer]:
     # Not forked: the caller may have threads, which a fork would leave half there
     context = multiprocessing.get_context("spawn")
+    _start_tracker()
     executor = ProcessPoolExecutor(processes, context, _begin, (make, os.getpid()))
     workers: set[BaseProcess] = set()
     at_work: deque[Future[Answer]] = deque()
@@ -70,9 +71,17 @@ def _by_processes(
         executor.shutdown(cancel_futures=True)
 
 
+def _start_tracker() -> None:
+    """Starts the process that multiprocessing would start by itself, and that a signal to the whole job would end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)  # it inherits what is blocked
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _submit(executor: ProcessPoolExecutor, chunk: Any, workers: set[BaseProcess]) -> Future[Any]:
     """Hands on a chunk, and adds the processes that it starts to `workers`: no signal finds one half started."""
-    resource_tracker.ensure_running()  # multiprocessing starts it with the first process, and then unblocks signals
     others = set(multiprocessing.active_children())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)
     try:
