@@ -5,6 +5,7 @@ import operator
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module, metadata
@@ -24,11 +25,10 @@ from aiayn.core import exit_codes, signals
 
 # Hydra's plugins that are an extra of this package: the name of a launcher's configuration, and the extra
 LAUNCHER_EXTRAS = {"submitit_slurm": "launchers", "ray": "ray"}
-VALUED = ("-cn", "--config-name", "-c", "--cfg", "-p", "--package", "-sc")  # flags with a value
+VALUED = ("-cn", "--config-name", "-c", "--cfg", "-p", "--package")  # flags with a value
 FLAGS = (*VALUED, "-m", "--multirun", "--resolve")
 SHOW_ALL = ("table", "report", "dashboard")  # the commands that read every run of a folder
-# A name, several, or what a sweep makes of all names; never a path, which would lead to a file outside the package, nor
-# the keys of a group, which Hydra would ignore
+# A name, several, or a sweep over all; no path, which leads out of the package, nor keys, which Hydra would ignore
 FILE = re.compile(r"(?![\[{])[^/\\]*")
 GROUPS = ("experiment", "data", "scale", "fidelity", "hardware", "hydra/launcher")
 
@@ -110,8 +110,7 @@ def task(command: str) -> Callable[[DictConfig], int]:
 
                     sys.exit(one_run.run_here(converted))
         except SystemExit as exit:
-            # To exit would end the process of a launcher, which has other runs to start; only submitit exits with a
-            # number below 0, when it has put its job back into the queue
+            # A launcher has other runs to start; only submitit exits below 0, with its job back in the queue
             if HydraConfig.get().mode != RunMode.MULTIRUN or not isinstance(exit.code, int) or exit.code < 0:
                 raise
             return exit.code
@@ -145,14 +144,13 @@ def explained(error: Exception) -> tuple[int, str]:
     from aiayn.core.storage import StorageError
     from aiayn.data.parallel_text import DataError
 
-    if isinstance(error, DataError):
-        return exit_codes.BAD_DATA, str(error)
+    if isinstance(error, DataError | schema.ConfigError):
+        return exit_codes.BAD_DATA if isinstance(error, DataError) else exit_codes.WRONG_CONFIGURATION, str(error)
     if isinstance(error, StorageError) or (isinstance(error, OSError) and error.filename is not None):
         return exit_codes.STORAGE, str(error)
-    if isinstance(error, schema.ConfigError):
-        return exit_codes.WRONG_CONFIGURATION, str(error)
     # Hydra 1.3 refuses some overrides of a group, such as scale=[1], by a plain ValueError of its own
-    if isinstance(error, HydraException | OmegaConfBaseException) or _is_raised_in(error, "hydra"):
+    in_hydra = "/hydra/" in str(traceback.extract_tb(error.__traceback__)[-1:])
+    if isinstance(error, HydraException | OmegaConfBaseException) or in_hydra:
         return exit_codes.WRONG_CONFIGURATION, _of_hydra(error)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         sys.stdout = None  # what it still holds would fail once more when the interpreter ends
@@ -178,13 +176,6 @@ def _of_hydra(error: Exception) -> str:
         remedy = f"quote a value that has special characters: '{key}=\"{value}\"'"
         text = f"{error.override}: {text.partition('See https')[0].strip()}; {remedy}"
     return " ".join(text.split())
-
-
-def _is_raised_in(error: Exception, package: str) -> bool:
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    return at is not None and str(at.tb_frame.f_globals.get("__name__")).partition(".")[0] == package
 
 
 def fail(line: str, code: int = exit_codes.WRONG_CONFIGURATION) -> None:

@@ -1,6 +1,7 @@
 """What `--help` prints: of the whole, and of one command with the keys that it reads."""
 
 import re
+import textwrap
 from importlib import resources
 from typing import NamedTuple
 
@@ -13,74 +14,41 @@ class Command(NamedTuple):
 
     module: str
     summary: str
-    keys: tuple[str, ...]  # besides those that say which run is meant
+    keys: str  # besides those that say which run is meant
 
 
-_OF_TRAINED = ("average", "decoding", "hardware")
+_OF_TRAINING = "seed model training decoding hardware wandb output"
+_OF_TRAINED = "average decoding hardware"
 COMMANDS = {
-    "prepare": Command(
-        "data.prepare", "download, verify, clean, tokenize and encode a corpus", ("data", "tokenizer", "prepared")
-    ),
-    "train": Command(
-        *("training.train", "train a row, or a sweep of rows with -m, and evaluate it"),
-        ("seed", "model", "training", "decoding", "hardware", "wandb", "output"),
-    ),
-    "evaluate": Command(
-        "tables.table2", "perplexity, bits per character and BLEU of a trained row", ("split", *_OF_TRAINED)
-    ),
-    "translate": Command(
-        "evaluation.translate", "standard input to standard output, n lines in, n lines out", _OF_TRAINED
-    ),
-    "table": Command("tables.table", "Table 3, paper and ours, from what is trained", ("format",)),
-    "report": Command(
-        *("report.html_report", "one page: Table 3, its runs, curves and figures, the paper's claims tested"),
-        ("bench.output",),
-    ),
-    "attention": Command(
-        *("report.attention_maps", "where every head of every layer attends, for a sentence"),
-        _OF_TRAINED,
-    ),
-    "dashboard": Command(
-        "report.wandb_workspace", "a W&B workspace that compares the rows, or a list of what it would hold", ("wandb",)
-    ),
-    "export": Command("evaluation.export", "a trained row for CTranslate2, or as safetensors", ("format", "average")),
-    "bench": Command(
-        "bench.bench", "training or beam search beside other libraries; Table 1, measured", ("bench", "hardware")
-    ),
-    "plan": Command(
-        *("cost.plan", "parameters, FLOPs, memory, hours and cost of the rows; checks data and memory, trains nothing"),
-        ("plan", "hardware"),
-    ),
+    "prepare": Command("data.prepare", "download, clean, tokenize and encode a corpus", "data tokenizer prepared"),
+    "train": Command("training.train", "train a row, or many with -m, and evaluate each on the dev set", _OF_TRAINING),
+    "evaluate": Command("tables.table2", "perplexity, BLEU of a trained row; Table 2", f"split {_OF_TRAINED}"),
+    "translate": Command("evaluation.translate", "standard input to standard output, line by line", _OF_TRAINED),
+    "table": Command("tables.table", "Table 3, paper and ours, from what is trained", "format"),
+    "report": Command("report.html_report", "one page: table, claims, curves, figures", "bench.output"),
+    "attention": Command("report.attention_maps", "where every head attends, for a sentence", _OF_TRAINED),
+    "dashboard": Command("report.wandb_workspace", "a W&B workspace that compares the rows", "wandb"),
+    "export": Command("evaluation.export", "a trained row for CTranslate2, or as safetensors", "format average"),
+    "bench": Command("bench.bench", "speed beside other libraries; Table 1, measured", "bench hardware"),
+    "plan": Command("cost.plan", "parameters, FLOPs, memory, hours and cost of the rows", "plan hardware"),
 }
 EXAMPLES = """\
-aiayn prepare  # the embedded corpus
 aiayn prepare data=files data.name=mine data.train_source=train.en data.train_target=train.de.gz ...  # your own text
 aiayn prepare data=wmt14_en_de scale=paper  # downloads 1.7 GB; repeat to resume
-aiayn prepare data=wmt14_en_de scale=paper data.source=archives  # the same from WMT's archives in a folder
 aiayn train  # the base row at scale=mini
 aiayn train experiment=a_h1 seed=2 hardware.threads=2  # one attention head, another seed, on two cores
-aiayn train fidelity=released_code  # base as in the authors' code, where that differs from the paper
 aiayn train model.dropout=0.3  # your own variation: its folder gets a hash of the difference
 aiayn train -cn table3 seed=1,2,3  # every row of Table 3, three seeds, side by side
-aiayn train -cn beyond seed=1,2,3  # the rows beyond it
-aiayn evaluate experiment=a_h1  # on the dev set
 aiayn evaluate experiment=big split=test average=20  # the mean of the last 20 checkpoints; prints Table 2
 aiayn translate experiment=base < in.txt > out.txt  # with the run in runs/tiny-mini/base/seed1
-aiayn table  # in the terminal
 aiayn table format=md scale=smoke > table.md  # as Markdown (or csv, latex), another scale
 aiayn report  # runs/tiny-mini/report/report.html, and the figures as SVG and PNG in figures/
 aiayn attention experiment=base < sentence.txt  # pages and figures in runs/tiny-mini/base/seed1/attention/
 aiayn dashboard  # prints what would be built; uses no network
-aiayn dashboard wandb.mode=online wandb.entity=my-team  # builds it and prints its link: needs '.[dashboard]' and a key
 aiayn export format=ctranslate2 experiment=base  # into runs/tiny-mini/base/seed1/export-ctranslate2
-aiayn export format=safetensors average=5  # the mean of the last five checkpoints
 aiayn bench scale=small  # updates of base: tokens/s and memory
-aiayn bench bench.kind=decoding hardware.threads=2 bench.rounds=9  # beam search and greedy, on two cores
-aiayn bench bench.kind=layers  # Table 1
 aiayn plan data=wmt14_en_de scale=paper hardware=gpu plan.gpu=h200 plan.gpus=8  # the 20 rows on eight H200
-aiayn plan experiment=big training.max_steps=1000 scale=paper  # one variation alone
 """
-# The files of conf/ that say what a key is, and the section whose keys each sets
 DOCUMENTED = {"config.yaml": "", "data/files.yaml": "data.", "hardware/cpu.yaml": "hardware."}
 EXIT_CODES = ", ".join(f"{code} {what}" for code, what in exit_codes.EXPLAINED.items())
 
@@ -88,8 +56,7 @@ EXIT_CODES = ", ".join(f"{code} {what}" for code, what in exit_codes.EXPLAINED.i
 def manual() -> str:
     """The manual of the whole: commands, rows, groups, keys, flags, exit codes."""
     commands = "\n".join(f"  {name:10} {command.summary}" for name, command in COMMANDS.items())
-    letters = ("base", "a_", "b_", "c_", "d_", "e_", "big")
-    rows = "\n".join(f"  {'  '.join(row for row in schema.ROWS if row.startswith(letter))}" for letter in letters)
+    rows = textwrap.fill("  ".join(schema.ROWS), 100, initial_indent="  ", subsequent_indent="  ")
     return f"""\
 aiayn: Table 3 of 'Attention Is All You Need', 20 rows, trained and compared with the paper cell by cell.
 
@@ -104,11 +71,9 @@ Beyond it: {"  ".join(schema.BEYOND)}
 
 Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|bible|files|wmt14_en_de|wmt14_en_fr
         fidelity=paper|released_code: where the paper's text and its authors' code differ
-Keys:   seed, tokenizer, model.*, training.*, decoding.*, data.*, wandb.mode=offline|online|disabled, output, ...
-        in the paper's units: scale multiplies them afterwards
+Keys:   seed, tokenizer, model.*, training.*, decoding.*, data.*, wandb.*, output, ... in the paper's units
 Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file
         (table3: all its rows; beyond: the others; seeds: base from three; lengths: longer sentences)
-Tab completion: eval "$(aiayn train -sc install=bash)"
 Exit codes: {EXIT_CODES}"""
 
 
@@ -116,7 +81,7 @@ def manual_of(name: str) -> str:
     """The manual of one command: examples, and what conf/ says of its keys."""
     command = COMMANDS[name]
     examples = dict(line.split("  # ") for line in EXAMPLES.splitlines() if line.split()[1] == name)
-    known, own = documented_keys(), "|".join(command.keys)
+    known, own = documented_keys(), command.keys.replace(" ", "|")
     keys = {f"{key}={value}": what for key, (value, what) in known.items() if re.match(rf"({own})(\.|$)", key)}
     return f"""\
 aiayn {name}: {command.summary}
@@ -134,7 +99,7 @@ Exit codes: {EXIT_CODES}"""
 
 
 def documented_keys() -> dict[str, tuple[str, str]]:
-    """Every key that a file of conf/ named in `DOCUMENTED` sets: its value there, and the comment beside it."""
+    """Every key of the files of conf/ in `DOCUMENTED`, in a section: its value there, and the comment beside it."""
     documented = dict[str, tuple[str, str]]()
     for file, section in DOCUMENTED.items():
         for line in resources.files("aiayn.conf").joinpath(file).read_text("utf-8").splitlines():
