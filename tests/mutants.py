@@ -189,8 +189,8 @@ MUTANTS = (
     Mutant(
         "the plan drops the last sentence of an epoch",
         "src/aiayn/data/update_plan.py",
-        "order = pool[order]\n",
-        "order = pool[order[:-1]]\n",
+        'order = pool[np.argsort(key, kind="stable")]\n',
+        'order = pool[np.argsort(key, kind="stable")[:-1]]\n',
         "tests/data/test_update_plan.py::test_an_epoch_has_every_sentence_once_within_the_budget",
     ),
     Mutant(

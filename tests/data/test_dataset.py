@@ -1,11 +1,9 @@
 """A prepared corpus: its lengths, and damage, which is refused by name with the remedy."""
 
-import numpy as np
 import pytest
 import sentencepiece
 
-from aiayn.data import dataset
-from aiayn.data.dataset import Dataset, Lengths
+from aiayn.data.dataset import Dataset
 from aiayn.data.parallel_text import DataError
 from aiayn.data.sentencepiece_bpe import Tokenizer
 from tests.data.small_corpus import prepare_here
@@ -19,21 +17,11 @@ def test_lengths_count_eos(prepared) -> None:
     assert len(pairs) == 13
 
 
-def test_lengths_in_parts_are_those_of_all_sentences(prepared, monkeypatch) -> None:
-    pairs = prepared.pairs("train")
-    monkeypatch.setattr(dataset, "SENTENCES_AT_ONCE", 11)
-    parts = list(pairs.source_lengths.parts())
-    assert [len(part) for part in parts] == [11] * 8 + [97 - 88]
-    assert np.concatenate(parts).tolist() == np.diff(pairs.source_offsets).tolist()
-    assert list(Lengths(np.zeros(1, np.int64)).parts()) == []
-
-
 def test_a_foreign_tokenizer_never_reaches_sentencepiece(copy, text, monkeypatch) -> None:
     read: list[object] = []
     monkeypatch.setattr(sentencepiece, "SentencePieceProcessor", lambda **what: read.append(what))
     (copy / "tokenizer.model").write_bytes(b"\xff" * 4099)
-    sizes = r"4099 bytes with SHA-256 \w{64} and not \d+ bytes with SHA-256 \w{64}"
-    with pytest.raises(DataError, match=rf"tokenizer\.model is damaged, it has {sizes}: "):
+    with pytest.raises(DataError, match=r"tokenizer\.model is damaged, its 4099 bytes are not those that "):
         assert prepare_here(copy, text).tokenizer
     assert read == []
     with pytest.raises(AttributeError):  # control: what would have been read
@@ -58,7 +46,7 @@ def test_every_damaged_file_is_refused_with_the_repair(copy, text) -> None:
     assert Dataset.open(copy)
 
 
-@pytest.mark.parametrize("foreign", ["", "[]", "{}", "<html>", '{"schema": 1}', '{"schema": 2}'])
+@pytest.mark.parametrize("foreign", ["", "[]", '{"schema": 1}', '{"schema": 2}'])
 def test_a_foreign_manifest_is_refused_with_the_repair(copy, text, foreign) -> None:
     (copy / "manifest.json").write_text(foreign)
     with pytest.raises(DataError, match=r"`rm -r .*small` and the same command again"):

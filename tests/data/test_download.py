@@ -4,22 +4,27 @@ import errno
 import hashlib
 import os
 import random
-import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from aiayn.core import storage
 from aiayn.core.signals import Interrupted, interrupting
 from aiayn.data import download
-from aiayn.data.download import Remote, fetch
+from aiayn.data.download import Remote
 from aiayn.data.parallel_text import DataError
 
 CONTENT = random.Random(11).randbytes(700_001)
 NAME = "corpus.tgz"
 HTML = b"<html>404 not found</html>\n"
+ALTERED = CONTENT[:350_000] + bytes([CONTENT[350_000] ^ 4]) + CONTENT[350_001:]
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +35,11 @@ def no_pause(monkeypatch):
 @pytest.fixture
 def remote(server) -> Remote:
     server.files[NAME] = CONTENT
-    return Remote(server.url(NAME), len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    return Remote(server.url(NAME), len(CONTENT), sha256(CONTENT))
 
 
-def received(there: int) -> None:
-    pass
+def fetch(remote: Remote, folder: Path, received=lambda there: None) -> Path:
+    return download.fetch(remote, folder, received, report=lambda message: None)
 
 
 def status(code: int):
@@ -51,11 +56,6 @@ def ends_after(count: int):
         answer.wfile.write(content[start : start + count])
 
     return fault
-
-
-def knows_no_ranges(answer, content) -> None:
-    answer.start(200, len(content))
-    answer.wfile.write(content)
 
 
 def wrong_range(answer, content) -> None:
@@ -84,37 +84,30 @@ def test_a_file_comes_whole_under_its_name_and_is_asked_for_once(server, remote,
 
 def test_a_connection_that_breaks_off_is_resumed_where_it_broke(server, remote, tmp_path):
     server.faults = [ends_after(300_007)]
-    assert fetch(remote, tmp_path, received).read_bytes() == CONTENT
+    assert fetch(remote, tmp_path).read_bytes() == CONTENT
     assert server.asked == [(NAME, None), (NAME, "bytes=300007-")]
 
 
 def test_the_next_command_resumes_what_one_left(server, remote, tmp_path):
     server.faults = [ends_after(50_021)] + [status(503)] * (download.ATTEMPTS - 1)
-    with pytest.raises(
-        download.Unavailable, match=r"failed 8 times, the last time with: 503 .*what came is kept, and the same "
-    ):
-        fetch(remote, tmp_path, received)
+    with pytest.raises(download.Unavailable, match=r"failed 8 times, at last with: 503 .*what came is kept"):
+        fetch(remote, tmp_path)
     assert not (tmp_path / NAME).exists()
     assert download.missing_bytes(remote, tmp_path) == len(CONTENT) - 50_021
     assert len(server.asked) == download.ATTEMPTS
-    assert fetch(remote, tmp_path, received).read_bytes() == CONTENT
+    assert fetch(remote, tmp_path).read_bytes() == CONTENT
     assert server.asked[-1] == (NAME, "bytes=50021-")
     assert download.missing_bytes(remote, tmp_path) == 0
 
 
-@pytest.mark.parametrize("code", [503, 500, 429])
-def test_a_server_that_is_busy_is_asked_again(server, remote, tmp_path, code):
-    server.faults = [status(code), status(code)]
-    assert fetch(remote, tmp_path, received).read_bytes() == CONTENT
-    assert len(server.asked) == 3
-
-
-@pytest.mark.parametrize("code", [404, 403])
-def test_a_file_that_is_not_there_is_asked_for_once(server, remote, tmp_path, code):
-    server.faults = [status(code)] * 2
-    with pytest.raises(download.Unavailable, match=f"{re.escape(remote.url)}: the server answers {code}"):
-        fetch(remote, tmp_path, received)
+def test_a_busy_server_is_asked_again_and_one_that_refuses_not(server, remote, tmp_path):
+    server.faults = [status(404)]
+    with pytest.raises(download.Unavailable, match="the server answers 404"):
+        fetch(remote, tmp_path)
     assert len(server.asked) == 1
+    server.faults = [status(429), status(503)]
+    assert fetch(remote, tmp_path).read_bytes() == CONTENT
+    assert len(server.asked) == 4
 
 
 def test_a_signal_ends_a_download_while_the_server_is_silent(server, remote, tmp_path):
@@ -139,41 +132,32 @@ def test_a_signal_ends_a_download_while_the_server_is_silent(server, remote, tmp
     goes_on.set()
     assert heard[-1] == 50_021
     assert not (tmp_path / NAME).exists()
-    assert fetch(remote, tmp_path, received).read_bytes() == CONTENT
+    assert fetch(remote, tmp_path).read_bytes() == CONTENT
     assert server.asked == [(NAME, None), (NAME, "bytes=50021-")]
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-ALTERED = CONTENT[:350_000] + bytes([CONTENT[350_000] ^ 4]) + CONTENT[350_001:]
 
 
 @pytest.mark.parametrize(
     ("other", "found"),
     [
-        (CONTENT[:-3], f"699998 bytes with SHA-256 {sha256(CONTENT[:-3])}"),
-        (HTML, f"{len(HTML)} bytes with SHA-256 {sha256(HTML)}"),
         (ALTERED, f"700001 bytes with SHA-256 {sha256(ALTERED)}"),
-        (CONTENT + b"more" * 300_000, r"\d+ bytes and more"),
-        (b"", f"0 bytes with SHA-256 {sha256(b'')}"),
+        (HTML, "27 bytes of text"),
+        (CONTENT * 2, "1400002 bytes"),
     ],
-    ids=["truncated", "html", "altered", "too large", "empty"],
+    ids=["altered", "html", "too large"],
 )
 def test_another_file_is_refused_with_both_sizes_and_sums(server, remote, tmp_path, other, found):
     server.faults = [sends(other)]
     with pytest.raises(DataError, match=f"{found}.*; expected 700001 bytes with SHA-256 {remote.sha256}"):
-        fetch(remote, tmp_path, received)
+        fetch(remote, tmp_path)
     assert os.listdir(tmp_path) == []
     assert len(server.asked) == 1
-    assert fetch(remote, tmp_path, received).read_bytes() == CONTENT  # the file itself is still to be had
+    assert fetch(remote, tmp_path).read_bytes() == CONTENT  # the file itself is still to be had
 
 
-@pytest.mark.parametrize("answer", [knows_no_ranges, wrong_range, status(416)], ids=["ignored", "others", "416"])
+@pytest.mark.parametrize("answer", [sends(CONTENT), wrong_range, status(416)], ids=["ignored", "others", "416"])
 def test_a_server_that_does_not_resume_is_asked_for_everything(server, remote, tmp_path, answer):
     server.faults = [ends_after(50_021), answer]
-    assert fetch(remote, tmp_path, received).read_bytes() == CONTENT
+    assert fetch(remote, tmp_path).read_bytes() == CONTENT
     assert [wanted for _, wanted in server.asked][:2] == [None, "bytes=50021-"]
 
 
@@ -184,20 +168,16 @@ def test_a_disk_that_refuses_is_no_fault_of_the_network(server, remote, tmp_path
 
     monkeypatch.setattr(storage, "fault", refuse)
     with pytest.raises(storage.StorageError, match=rf"cannot write .*{NAME}: No space left"):
-        fetch(remote, tmp_path, received)
+        fetch(remote, tmp_path)
     assert len(server.asked) == 1
     monkeypatch.undo()
-    assert fetch(remote, tmp_path, received).read_bytes() == CONTENT  # all of it is there: it only gets its name
+    assert fetch(remote, tmp_path).read_bytes() == CONTENT  # all of it is there: it only gets its name
     assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize(("brought", "remedy"), [(False, "remove it with `rm .*corpus"), (True, "replace it by http:")])
-def test_a_file_damaged_later_is_refused_with_the_remedy(server, remote, tmp_path, brought, remedy):
-    path = fetch(remote, tmp_path, received)
-    download.check(remote, path, brought=brought)
+def test_a_file_damaged_later_is_refused_with_the_remedy(server, remote, tmp_path):
+    path = fetch(remote, tmp_path)
+    download.check(remote, path)
     path.write_bytes(ALTERED)
-    with pytest.raises(DataError, match=f"{sha256(ALTERED)}; expected .*{remote.sha256}; {remedy}"):
-        download.check(remote, path, brought=brought)
-    path.unlink()
-    with pytest.raises(DataError, match=r"cannot read .*corpus\.tgz: No such file"):
-        download.check(remote, path, brought=brought)
+    with pytest.raises(DataError, match=f"{sha256(ALTERED)}; expected .*{remote.sha256}; replace it by http:"):
+        download.check(remote, path)

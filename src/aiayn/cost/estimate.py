@@ -7,7 +7,7 @@ from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError, Model
 from aiayn.cost import flops
 from aiayn.data import prepare, wmt14
-from aiayn.data.encoding import read
+from aiayn.data.parallel_text import read
 from aiayn.runs.models import parameters
 
 GIGA = 1e9
@@ -143,7 +143,7 @@ def corpus_statistics(run: Config) -> CorpusStatistics:
         folder = prepare.archives(run)
         absent = wmt14.missing(remote, folder)
         present = [archive for archive in remote.archives if archive.name not in absent]
-        wmt14.check(present, folder, lambda message: None, brought=bool(run.data.source))
+        wmt14.check(present, folder, lambda message: None)
         to_come, encoded = wmt14.needed(remote, folder, run.scale.pairs)
         state = f"{to_come / GIGA:.1f} GB to download" if absent else "every archive as its SHA-256 says"
         found = f"about {remote.pairs:,} pairs, {state}; not prepared yet: lengths are assumed"

@@ -78,9 +78,7 @@ def weighted_lengths(pairs: Pairs) -> tuple[float, float]:
 
 def weighted_length(lengths: Lengths) -> float:
     """The mean length of the sentence that a token stands in: what counts in attention."""
-    sums = [(int((part * part).sum()), int(part.sum())) for part in lengths.parts()]
-    squares, tokens = map(sum, zip(*sums, strict=True))
-    return squares / tokens
+    return int((lengths * lengths).sum()) / int(lengths.sum())
 
 
 def device(hardware: Hardware, gpu: str) -> Device:

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +17,10 @@ from aiayn.data.moses_bpe import MosesBpe, load
 from aiayn.data.parallel_text import SPLITS, DataError, Side, Split
 from aiayn.data.sentencepiece_bpe import Tokenizer
 
-SIDES: tuple[Side, ...] = ("source", "target")
-SENTENCES_AT_ONCE = 2**18
-"""Sentences whose lengths are looked at together."""
+Lengths = npt.NDArray[np.int64]
+"""Tokens of each sentence of one side, EOS included."""
 
+SIDES: tuple[Side, ...] = ("source", "target")
 SCHEMA = 1
 STAGES: dict[str, list[str]] = {
     "tokenizer": ["tokenizer.model"],
@@ -32,24 +32,6 @@ STAGES: dict[str, list[str]] = {
         for split in SPLITS
     },
 }
-
-
-class Lengths:
-    """Tokens of each sentence of one side, its EOS included: read where they are asked for, never kept."""
-
-    def __init__(self, offsets: npt.NDArray[np.int64]) -> None:
-        self._starts, self._ends = offsets[:-1], offsets[1:]
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, sentences: npt.NDArray[np.int64] | slice) -> npt.NDArray[np.int64]:
-        """Those of some sentences, by their numbers or as a range."""
-        return self._ends[sentences] - self._starts[sentences]
-
-    def parts(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Those of all sentences in order, a few at a time."""
-        return (self[start : start + SENTENCES_AT_ONCE] for start in range(0, len(self), SENTENCES_AT_ONCE))
 
 
 @dataclass(frozen=True)
@@ -67,12 +49,12 @@ class Pairs:
     @property
     def source_lengths(self) -> Lengths:
         """Tokens of each source sentence."""
-        return Lengths(self.source_offsets)
+        return np.diff(self.source_offsets)
 
     @property
     def target_lengths(self) -> Lengths:
         """Tokens of each target sentence."""
-        return Lengths(self.target_offsets)
+        return np.diff(self.target_offsets)
 
 
 class Dataset:
@@ -93,9 +75,7 @@ class Dataset:
         except FileNotFoundError as error:
             missing = f"{folder} holds no prepared data: `aiayn prepare` with the same arguments makes it"
             raise DataError(missing) from error
-        except OSError as error:
-            raise DataError(f"cannot read the prepared data in {folder}: {error}") from error
-        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path} is damaged or not ours: {remedy(folder)}") from error
         if damage:
             raise DataError(f"{damage}: {remedy(folder)}")
@@ -125,13 +105,11 @@ def _damage(folder: Path, manifest: dict[str, Any]) -> str:
         return f"{folder} was prepared by another version of this program"
     if manifest["sha256"] != digest(manifest):
         return f"{folder / 'manifest.json'} is damaged"
-    for path in (folder / name for files in STAGES.values() for name in files):
+    for path in map(folder.joinpath, chain.from_iterable(STAGES.values())):
         if not path.is_file():
             return f"{path} is missing"
-        both = fingerprint(path), manifest["files"][path.name]
-        if both[0] != both[1]:
-            sizes = (f"{one['bytes']} bytes with SHA-256 {one['sha256']}" for one in both)
-            return f"{path} is damaged, it has {' and not '.join(sizes)}"
+        if (actual := fingerprint(path)) != manifest["files"][path.name]:
+            return f"{path} is damaged, its {actual['bytes']} bytes are not those that were prepared"
     return ""
 
 

@@ -1,14 +1,10 @@
 """Files from the web: resumed where they broke off, and known by size and SHA-256 before they get their name."""
 
-import hashlib
 import http.client
-import shlex
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,12 +46,7 @@ class _BrokenOff(Exception):
     """An attempt that failed for a reason that may pass."""
 
 
-def fetch(
-    remote: Remote,
-    folder: Path,
-    received: Callable[[int], None],
-    report: Callable[[str], None] = lambda message: None,
-) -> Path:
+def fetch(remote: Remote, folder: Path, received: Callable[[int], None], report: Callable[[str], None]) -> Path:
     """The file in `folder`, whole; `received` is called with how many bytes there are, `report` with what failed.
 
     Raises DataError with both sizes and SHA-256 when something else came, Unavailable when the server does not give it.
@@ -69,30 +60,22 @@ def fetch(
             break
         except _BrokenOff as error:
             if attempt == ATTEMPTS:
-                kept = "what came is kept, and the same command goes on from there"
-                again = kept if partial.exists() else "try again later"
-                raise Unavailable(
-                    f"{remote.url} failed {ATTEMPTS} times, the last time with: {error}; {again}"
-                ) from error
+                again = "what came is kept, and the same command goes on from there"
+                raise Unavailable(f"{remote.url} failed {ATTEMPTS} times, at last with: {error}; {again}") from error
             pause = FIRST_PAUSE_SECONDS * 2 ** (attempt - 1)
             report(f"attempt {attempt + 1} of {ATTEMPTS} in {pause:.0f} s: {remote.url}: {error}")
             time.sleep(pause)
-    try:
-        _refuse_other(remote, partial, remote.url, "")
-    except DataError:
+    if difference := _difference(remote, partial):
         storage.remove(partial)
-        raise
+        raise DataError(f"{remote.url}: {difference}")
     storage.adopt(partial, path)
     return path
 
 
-def check(remote: Remote, path: Path, *, brought: bool) -> None:
-    """DataError with both sizes and SHA-256 when `path` is not that file; what was `brought` is to be replaced."""
-    again = f"remove it with `rm {shlex.quote(str(path))}` and give the same command again"
-    try:
-        _refuse_other(remote, path, str(path), f"; replace it by {remote.url}" if brought else f"; {again}")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+def check(remote: Remote, path: Path) -> None:
+    """DataError with both sizes and SHA-256 when `path` is not that file."""
+    if difference := _difference(remote, path):
+        raise DataError(f"{path}: {difference}; replace it by {remote.url}")
 
 
 def missing_bytes(remote: Remote, folder: Path) -> int:
@@ -118,7 +101,9 @@ def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> 
     if start:
         headers["Range"] = f"bytes={start}-"
     try:
-        with _asked(urllib.request.Request(remote.url, headers=headers)) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT_SECONDS
+        ) as answer:
             _append(remote, partial, start, answer, received)
     except urllib.error.HTTPError as error:
         said = f"{error.code} {error.reason}"
@@ -133,34 +118,19 @@ def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> 
         raise _BrokenOff(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__) from error
 
 
-def _asked(request: urllib.request.Request) -> http.client.HTTPResponse:
-    """The server's answer, got by a thread: no signal interrupts the lookup of a host's name."""
-    answer: Future[http.client.HTTPResponse] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))
-        except Exception as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    return answer.result()
-
-
 def _append(
     remote: Remote, partial: Path, start: int, answer: http.client.HTTPResponse, received: Callable[[int], None]
 ) -> None:
-    length = answer.headers.get("Content-Length")
     if answer.status == 206:
         first, _, total = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
         if first.partition("-")[0] != str(start):
             storage.remove(partial)
             raise _BrokenOff(f"asked for the bytes from {start}, the server sends {first or 'others'}")
     else:
-        start, total = 0, length or "*"
+        start, total = 0, answer.headers.get("Content-Length", "*")
     if total not in ("*", str(remote.size)):
         # Something else, an error page perhaps: what came before stays as it is
-        raise _refusal(remote, remote.url, _measured(answer, remote.size))
+        raise DataError(f"{remote.url}: {total} bytes of {answer.headers.get_content_type()}; {_expected(remote)}")
     if start == 0:
         storage.remove(partial)
     arrived = start
@@ -171,24 +141,15 @@ def _append(
             received(arrived)
             if arrived > remote.size:
                 break
-    if arrived < (remote.size if length is None else start + int(length)):
+    if arrived < remote.size:
         raise _BrokenOff(f"the connection ended after {arrived} of {remote.size} bytes")
 
 
-def _measured(answer: http.client.HTTPResponse, limit: int) -> str:
-    digest, size = hashlib.sha256(), 0
-    while size <= limit and (block := answer.read1(_BLOCK)):
-        digest.update(block)
-        size += len(block)
-    kind = answer.headers.get_content_type()
-    return f"{size} bytes" + (f" with SHA-256 {digest.hexdigest()}, {kind}" if size <= limit else " and more")
-
-
-def _refuse_other(remote: Remote, path: Path, where: str, remedy: str) -> None:
+def _difference(remote: Remote, path: Path) -> str:
     size, sha256 = path.stat().st_size, storage.sha256(path)
-    if (size, sha256) != (remote.size, remote.sha256):
-        raise _refusal(remote, where, f"{size} bytes with SHA-256 {sha256}", remedy)
+    same = (size, sha256) == (remote.size, remote.sha256)
+    return "" if same else f"{size} bytes with SHA-256 {sha256}; {_expected(remote)}"
 
 
-def _refusal(remote: Remote, where: str, measured: str, remedy: str = "") -> DataError:
-    return DataError(f"{where}: {measured}; expected {remote.size} bytes with SHA-256 {remote.sha256}{remedy}")
+def _expected(remote: Remote) -> str:
+    return f"expected {remote.size} bytes with SHA-256 {remote.sha256}"

@@ -17,8 +17,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from aiayn.config.schema import ConfigError
 from aiayn.core import storage
-from aiayn.core.process_pool import in_order
-from aiayn.data.parallel_text import Pair, Side, in_chunks
+from aiayn.data.parallel_text import Pair, Side, by_chunks
 from aiayn.data.sentencepiece_bpe import UNK, Tokenizer, forget_rarest
 
 # Paper: "about 37000 tokens" are 32K merges and the characters of the released code's corpus
@@ -27,8 +26,6 @@ MAX_LETTERS = 7_000_000
 """Letters of the words that merges are trained on, the most frequent words first: half a million words or so."""
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # by their ids; Moses escapes the angle brackets of text
 _CONTINUED = "@@"
-_PAIRS_AT_ONCE = 16_384
-_MAX_PROCESSES = 8
 _MAX_CACHED_WORDS = 2**17
 
 
@@ -51,16 +48,11 @@ class MosesBpe:
     def encode(self, lines: Sequence[str], side: Side = "source") -> list[npt.NDArray[np.int32]]:
         """The token ids of each line, without special tokens; a subword never seen in training becomes UNK."""
         moses = _moses("Tokenizer", self._languages[side])
-        if len(self._bpe.cache) > _MAX_CACHED_WORDS:
-            self._bpe.cache.clear()
-        words = (self._bpe.segment_tokens(moses.tokenize(line)) for line in lines)
+        words = (_segmented(self._bpe, moses.tokenize(line)) for line in lines)
         return [np.array([self._ids.get(subword, UNK) for subword in line], np.int32) for line in words]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047.
-
-        Ids that are no subword are silent too: a model may have more embedding rows than there are subwords.
-        """
+        """The text of each sequence of token ids; UNK appears as U+2047, what is no subword is silent."""
         detokenizer = _moses("Detokenizer", self._languages["target"])
         return [detokenizer.detokenize(self._words(sentence)) for sentence in ids]
 
@@ -79,8 +71,7 @@ def load(model: Path) -> Tokenizer | MosesBpe:
 def train(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> None:
     """Trains up to MERGES merges on both sides into `model`, the same bytes for the same pairs; or ConfigError."""
     words: Counter[str] = Counter()
-    chunks = in_chunks(pairs, _PAIRS_AT_ONCE)
-    for counted in in_order(partial(partial, _count, languages), chunks, _MAX_PROCESSES):
+    for counted in by_chunks(partial(partial, _count, languages), pairs):
         words.update(counted)
         forget_rarest(words)
     # In an order of our own: subword-nmt breaks ties by it
@@ -96,15 +87,12 @@ def train(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> Non
             learn_bpe(text, written, MERGES, is_dict=True)
     merges = written.getvalue().split("\n")[1:-1]
     if not merges:
-        cause = "no two letters stand together twice in this text"
-        raise ConfigError(f"tokenizer=paper: {cause}: use tokenizer=sentencepiece")
+        raise ConfigError("tokenizer=paper: no two letters stand together twice: use tokenizer=sentencepiece")
     bpe = _bpe(merges)
     subwords: Counter[str] = Counter()
     for word, count in counts:
-        for subword in bpe.segment_tokens([word]):
+        for subword in _segmented(bpe, [word]):
             subwords[subword] += count
-        if len(bpe.cache) > _MAX_CACHED_WORDS:
-            bpe.cache.clear()
     pieces = sorted(subwords, key=lambda subword: (-subwords[subword], subword))
     sides = dict(zip(("source", "target"), languages, strict=True))
     storage.write_json(model, {"languages": sides, "merges": merges, "pieces": pieces})
@@ -112,6 +100,12 @@ def train(pairs: Iterator[Pair], languages: tuple[str, str], model: Path) -> Non
 
 def _bpe(merges: list[str]) -> BPE:
     return BPE(io.StringIO("\n".join(["#version: 0.2", *merges]), newline="\n"))
+
+
+def _segmented(bpe: BPE, words: list[str]) -> Any:
+    if len(bpe.cache) > _MAX_CACHED_WORDS:
+        bpe.cache.clear()
+    return bpe.segment_tokens(words)
 
 
 def _count(languages: tuple[str, str], pairs: list[Pair]) -> Counter[str]:

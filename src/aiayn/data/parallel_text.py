@@ -8,16 +8,18 @@ import re
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import resources
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path, PurePath
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 from aiayn.core import storage
+from aiayn.core.process_pool import in_order
 
+Answer = TypeVar("Answer")
 Pair = tuple[str, str]
 """A source sentence and its translation."""
 
@@ -53,20 +55,12 @@ class Selection:
     pairs: int = 0  # of training pairs, the first so many of those that are short enough
     max_train_words: int = 0  # of training pairs, in place of `max_words`
 
-    def of(self, split: "Split") -> "Selection":
-        """What it selects of one split, in `max_words` and `pairs` alone; of dev and test all pairs that are short."""
-        if split != "train":
-            return Selection(self.max_words)
-        return Selection(self.max_train_words or self.max_words, self.pairs)
-
     def settings(self) -> dict[str, int]:
         """What a manifest has of it; without `max_train_words` where that is 0, as before there was such a key."""
         return {key: value for key, value in asdict(self).items() if value or key != "max_train_words"}
 
 
 ALL = Selection()
-
-OVER_MAX_WORDS, BEYOND_PAIRS = "over max_words", "beyond pairs"
 
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
@@ -80,8 +74,11 @@ LONGEST_LINE = 2**24
 LARGEST_ARCHIVE = 2**35
 """Bytes up to the end of a member, unpacked: far above any archive of WMT's, far below what a bomb unpacks to."""
 
-CHARACTERS_AT_ONCE = 2**23
-"""Characters of pairs that are in memory together, or those of one pair more."""
+PAIRS_AT_ONCE, CHARACTERS_AT_ONCE = 16_384, 2**23
+"""Of a chunk that is in memory together: at most so many pairs, and fewer where lines are long."""
+
+MAX_PROCESSES = 8
+"""Each holds about 75 MB, and one process that reads cannot feed more."""
 
 _PACKAGE = Path(str(resources.files("aiayn.data")))
 
@@ -109,7 +106,7 @@ def _raw_lines(path: Path | Member) -> Iterator[bytes]:
                 if len(line) > LONGEST_LINE:
                     raise DataError(f"{path}, line {number + 1}: more than {LONGEST_LINE} bytes, which is no sentence")
                 if number == 0:
-                    if _is_utf_16(line):
+                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line[:4]:
                         raise DataError(f"{path} is UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`")
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
@@ -146,27 +143,41 @@ def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
         )
 
 
-def select(pairs: Iterable[Pair], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:
-    """The pairs of the selection; the others are read, too, and counted in `dropped` by reason."""
+def select(pairs: Iterable[Pair], max_words: int, max_pairs: int, dropped: Counter[str]) -> Iterator[Pair]:
+    """The first `max_pairs` short pairs, 0: all; the others are read, too, and counted in `dropped` by reason."""
     kept = 0
     for pair in pairs:
-        if selection.max_words and max(len(side.split()) for side in pair) > selection.max_words:
-            dropped[OVER_MAX_WORDS] += 1
-        elif selection.pairs and kept == selection.pairs:
-            dropped[BEYOND_PAIRS] += 1
+        if max_words and max(len(side.split()) for side in pair) > max_words:
+            dropped["over max_words"] += 1
+        elif max_pairs and kept == max_pairs:
+            dropped["beyond pairs"] += 1
         else:
             kept += 1
             yield pair
 
 
-def in_chunks(pairs: Iterator[Pair], max_pairs: int) -> Iterator[list[Pair]]:
-    """The pairs in lists of at most `max_pairs`, and fewer where lines are long."""
+def read(split: Split, parts: Sequence[Files], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:
+    """The pairs of a split that the selection leaves; the others are counted in `dropped` by reason."""
+    if split != "train":
+        pairs = chain.from_iterable(read_pairs(files, None) for files in parts)
+        return select(pairs, selection.max_words, 0, dropped)
+    pairs = chain.from_iterable(read_pairs(files, dropped) for files in parts)
+    return select(pairs, selection.max_train_words or selection.max_words, selection.pairs, dropped)
+
+
+def by_chunks(make: Callable[[], Callable[[list[Pair]], Answer]], pairs: Iterator[Pair]) -> Iterator[Answer]:
+    """What the function that `make` makes, once in each process, gives for each chunk of pairs, in order."""
+    return in_order(make, in_chunks(pairs), MAX_PROCESSES)
+
+
+def in_chunks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
+    """The pairs in lists of at most PAIRS_AT_ONCE pairs or about CHARACTERS_AT_ONCE characters."""
     chunk: list[Pair] = []
     characters = 0
     for pair in pairs:
         chunk.append(pair)
         characters += len(pair[0]) + len(pair[1])
-        if len(chunk) == max_pairs or characters >= CHARACTERS_AT_ONCE:
+        if len(chunk) == PAIRS_AT_ONCE or characters >= CHARACTERS_AT_ONCE:
             yield chunk
             chunk, characters = [], 0
     if chunk:
@@ -174,23 +185,13 @@ def in_chunks(pairs: Iterator[Pair], max_pairs: int) -> Iterator[list[Pair]]:
 
 
 def fingerprints(splits: Text) -> dict[str, str]:
-    """The SHA-256 of each side of each split, by its name; raises DataError for a file that cannot be read."""
-    try:
-        return {
-            f"{split}.{side}": storage.sha256(path)
-            for split, (files,) in splits.items()
-            for side, path in (("source", files.source), ("target", files.target))
-            if isinstance(path, Path)
-        }
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-
-
-def _is_utf_16(line: bytes) -> bool:
-    """True for a byte order mark of UTF-16, or for ASCII text in it: two characters or more, every second byte zero."""
-    text = line.removesuffix(b"\n")
-    ascii_in_utf_16 = len(text) >= 4 and any(text) and not (any(text[::2]) and any(text[1::2]))
-    return line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or ascii_in_utf_16
+    """The SHA-256 of each side of each split, by its name."""
+    return {
+        f"{split}.{side}": storage.sha256(path)
+        for split, (files,) in splits.items()
+        for side, path in (("source", files.source), ("target", files.target))
+        if isinstance(path, Path)
+    }
 
 
 def _segments(path: Path | Member, lines: Iterator[bytes]) -> Iterator[bytes]:

@@ -92,8 +92,8 @@ def _downloaded_text(corpus: wmt14.Corpus, config: Config, report: Callable[[str
     report(f"{config.data.name}: {wmt14.estimate(corpus, archives(config), Path(config.prepared), config.scale.pairs)}")
     if not config.data.source:
         wmt14.fetch(corpus, archives(config), report)
-    wmt14.check(corpus.archives, archives(config), report, brought=bool(config.data.source))
-    return wmt14.text(corpus, archives(config), report)
+    wmt14.check(corpus.archives, archives(config), report)
+    return wmt14.text(corpus, archives(config))
 
 
 def main(config: Config) -> None:

@@ -32,11 +32,8 @@ WORDS_AT_ONCE = 10_000
 # splits lines where the name of a special token stands: so those characters travel as escapes, the special tokens have
 # names that no escaped line can hold, and everything in a line is text
 _ESCAPE = "\ue000"
-_ESCAPED = {
-    character: f"{_ESCAPE}{number}" for number, character in enumerate((_ESCAPE, "\u2581", "\u2585", "\0", "\t"))
-}
-_ESCAPES = str.maketrans(_ESCAPED)
-_UNESCAPED = {escaped: character for character, escaped in _ESCAPED.items()}
+_ESCAPED = f"{_ESCAPE}\u2581\u2585\0\t"
+_ESCAPES = str.maketrans({character: f"{_ESCAPE}{number}" for number, character in enumerate(_ESCAPED)})
 
 
 class Tokenizer:
@@ -60,33 +57,30 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each sequence of token ids; PAD, BOS and EOS are silent, UNK appears as U+2047 between spaces.
-
-        Ids that are no subword are silent too: a model may have more embedding rows than there are subwords.
-        """
+        """The text of each sequence of token ids; UNK appears as U+2047 with spaces, what is no subword is silent."""
+        # A model may have more embedding rows than there are subwords
         known = ([int(token) for token in sentence if token < self.vocab_size] for sentence in ids)
         texts = (self._processor.decode(sentence) for sentence in known)
-        return [re.sub(_ESCAPE + "[0-4]", lambda escape: _UNESCAPED[escape.group()], text) for text in texts]
+        return [re.sub(_ESCAPE + "([0-4])", lambda escape: _ESCAPED[int(escape[1])], text) for text in texts]
 
 
 def train(lines: Iterable[str], vocab_size: int, model: Path) -> None:
     """Trains subwords into `model`, the same bytes for the same lines; ConfigError for a `vocab_size` that is unfit."""
     words, alphabet = count_words(lines)
     keep_most_frequent(words, MAX_WORDS, MAX_LETTERS)
-    is_short = len(words) <= WORDS_AT_ONCE
-    counted = "\n".join(f"{word}\t{count}" for word, count in reversed(words.items()))
+    counted = [f"{word}\t{count}" for word, count in reversed(words.items())]
     del words
     training = partial(_trained, counted, vocab_size, "".join(sorted(alphabet)))
-    storage.write_bytes(model, training() if is_short else apart(training))
+    storage.write_bytes(model, training() if len(counted) <= WORDS_AT_ONCE else apart(training))
 
 
-def _trained(counted: str, vocab_size: int, alphabet: str) -> bytes:
-    """The bytes of the model that SentencePiece trains on counted words, one a line."""
+def _trained(counted: list[str], vocab_size: int, alphabet: str) -> bytes:
+    """The bytes of the model that SentencePiece trains on words and their counts."""
     written = io.BytesIO()
     try:
         # Paper: byte pairs, or word pieces for English-French (5.1), by programs that it does not name
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(counted.split("\n") if counted else []),
+            sentence_iterator=iter(counted),
             input_format="tsv",
             model_writer=written,
             model_type="bpe",
@@ -116,12 +110,10 @@ def _trained(counted: str, vocab_size: int, alphabet: str) -> bytes:
     return written.getvalue()
 
 
-def count_words(
-    lines: Iterable[str], max_words: int = MAX_WORDS, max_letters: int = MAX_COUNTED_LETTERS
-) -> tuple[Counter[str], set[str]]:
+def count_words(lines: Iterable[str]) -> tuple[Counter[str], set[str]]:
     """How often each word stands in the lines, escaped, and every character: all that BPE is trained on.
 
-    Beyond these bounds the rarer half is forgotten, so that memory is bounded for any text.
+    Beyond MAX_WORDS or MAX_COUNTED_LETTERS the rarer half is forgotten: memory is bounded for any text.
     """
     words: Counter[str] = Counter()
     alphabet: set[str] = set()
@@ -130,19 +122,19 @@ def count_words(
         words.update(line.translate(_ESCAPES).split(" "))
         read += len(line)
         # Letters are counted as seldom as they allow
-        if len(words) > max_words or read > max_letters:
-            alphabet.update(*forget_rarest(words, max_words, max_letters))
+        if len(words) > MAX_WORDS or read > MAX_COUNTED_LETTERS:
+            alphabet.update(*forget_rarest(words))
             read = 0
     alphabet.update(*words)
     del words[""]  # between two spaces
     return words, alphabet
 
 
-def forget_rarest(words: Counter[str], max_words: int = MAX_WORDS, max_letters: int = MAX_COUNTED_LETTERS) -> list[str]:
-    """Halves `words` where it holds more words or letters than these, and gives back what it took out."""
-    if len(words) <= max_words and sum(map(len, words)) <= max_letters:
+def forget_rarest(words: Counter[str]) -> list[str]:
+    """Halves `words` where it holds more words or letters than are counted, and gives back what it took out."""
+    if len(words) <= MAX_WORDS and sum(map(len, words)) <= MAX_COUNTED_LETTERS:
         return []
-    return keep_most_frequent(words, max_words // 2, max_letters // 2)
+    return keep_most_frequent(words, MAX_WORDS // 2, MAX_COUNTED_LETTERS // 2)
 
 
 def keep_most_frequent(words: Counter[str], max_words: int, max_letters: int) -> list[str]:

@@ -1,8 +1,6 @@
 """The corpora of WMT14: which files on which server, which members of them, and how they come to this machine."""
 
-import html
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from aiayn.core import progress, storage
 from aiayn.data import download
 from aiayn.data.download import Remote
-from aiayn.data.parallel_text import DataError, Files, Member, Pair, Text, read_pairs
+from aiayn.data.parallel_text import DataError, Files, Member, Split, Text
 
 EUROPARL = Remote(
     "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
@@ -56,26 +54,34 @@ class Part:
     source: str
     target: str
 
+    def files(self, folder: Path) -> Files:
+        """Both sides, with the archive in `folder`."""
+        archive = folder / self.archive.name
+        return Files(Member(archive, self.source), Member(archive, self.target))
+
 
 @dataclass(frozen=True)
 class Corpus:
     """A language pair of WMT14; `pairs` is about how many there are, for the estimate of the disk."""
 
-    languages: str
     pairs: int
     train: tuple[Part, ...]
     dev: Part
     test: Part
 
     @property
+    def splits(self) -> dict[Split, tuple[Part, ...]]:
+        """The parts of each split."""
+        return {"train": self.train, "dev": (self.dev,), "test": (self.test,)}
+
+    @property
     def archives(self) -> tuple[Remote, ...]:
         """What it is read from, each once."""
-        return tuple(dict.fromkeys(part.archive for part in (*self.train, self.dev, self.test)))
+        return tuple(dict.fromkeys(part.archive for parts in self.splits.values() for part in parts))
 
 
 CORPORA = {
     "wmt14_en_de": Corpus(
-        "en-de",
         4_500_000,
         (
             Part(EUROPARL, "training/europarl-v7.de-en.en", "training/europarl-v7.de-en.de"),
@@ -87,7 +93,6 @@ CORPORA = {
     ),
     # Paper: "the significantly larger WMT 2014 English-French dataset consisting of 36M sentences"; WMT14 lists 40.8 M
     "wmt14_en_fr": Corpus(
-        "en-fr",
         40_800_000,
         (
             Part(EUROPARL, "training/europarl-v7.fr-en.en", "training/europarl-v7.fr-en.fr"),
@@ -106,7 +111,7 @@ def identity(corpus: Corpus) -> dict[str, str]:
     """What identifies the corpus before anything is downloaded: archives by SHA-256, members by name."""
     members = {
         f"{split}.{side}": ", ".join(getattr(part, side) for part in parts)
-        for split, parts in (("train", corpus.train), ("dev", (corpus.dev,)), ("test", (corpus.test,)))
+        for split, parts in corpus.splits.items()
         for side in ("source", "target")
     }
     return {remote.name: remote.sha256 for remote in corpus.archives} | members
@@ -136,19 +141,15 @@ def estimate(corpus: Corpus, archives: Path, prepared: Path, pairs: int) -> str:
 
 
 def fetch(corpus: Corpus, downloads: Path, report: Callable[[str], None]) -> None:
-    """Every archive, whole, in `downloads`: what is there is not asked for, what broke off is gone on with.
-
-    One process downloads, others wait. DataError says what to bring by hand when a server does not give its file.
-    """
+    """Every archive, whole, in `downloads`; DataError says what to bring by hand when a server does not give one."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     lock = storage.lock(downloads / ".lock", wait=True, report=report)
     with lock, progress.bars(*columns, TimeRemainingColumn()) as bars:
         for remote in corpus.archives:
-            to_come = download.missing_bytes(remote, downloads)
-            if to_come == 0 and (downloads / remote.name).exists():
+            if (downloads / remote.name).exists():
                 continue
-            resumed = f", {_size(remote.size - to_come)} are there" if to_come < remote.size else ""
-            report(f"downloading {remote.url} ({_size(remote.size)}{resumed})")
+            to_come = download.missing_bytes(remote, downloads)
+            report(f"downloading {remote.url} ({_size(to_come)} of {_size(remote.size)})")
             bar = bars.add_task(remote.name, total=remote.size, completed=remote.size - to_come)
             try:
                 download.fetch(remote, downloads, lambda arrived, bar=bar: bars.update(bar, completed=arrived), report)  # type: ignore[misc]
@@ -158,45 +159,16 @@ def fetch(corpus: Corpus, downloads: Path, report: Callable[[str], None]) -> Non
                 raise DataError(f"{error}; {by_hand} data.source=FOLDER: {urls}") from error
 
 
-def check(archives: Iterable[Remote], folder: Path, report: Callable[[str], None], *, brought: bool) -> None:
-    """DataError naming an archive in `folder` that is not WMT's, and the remedy, which depends on who `brought` it."""
+def check(archives: Iterable[Remote], folder: Path, report: Callable[[str], None]) -> None:
+    """DataError naming an archive in `folder` that is not WMT's."""
     for remote in archives:
         report(f"checking {folder / remote.name}")
-        download.check(remote, folder / remote.name, brought=brought)
+        download.check(remote, folder / remote.name)
 
 
-def text(corpus: Corpus, folder: Path, report: Callable[[str], None]) -> Text:
-    """The splits, read from archives that are checked; dev and test compared with sacrebleu's own: see `compared`."""
-
-    def files(part: Part) -> Files:
-        archive = folder / part.archive.name
-        return Files(Member(archive, part.source), Member(archive, part.target))
-
-    dev, test = files(corpus.dev), files(corpus.test)
-    # sacrebleu's plain wmt14 is a filtered set of 2737 lines
-    for split, held_out, name in (("dev", dev, "wmt13"), ("test", test, "wmt14/full")):
-        report(f"{split}: {compared(list(read_pairs(held_out, None)), name, corpus.languages, os.environ)}")
-    return {"train": [files(part) for part in corpus.train], "dev": [dev], "test": [test]}
-
-
-def compared(pairs: list[Pair], name: str, languages: str, environment: Mapping[str, str]) -> str:
-    """A sentence on whether the pairs are sacrebleu's test set `name`; DataError names the first line that is not.
-
-    Its files are compared where they are at hand: in $SACREBLEU or ~/.sacrebleu, where it keeps what it has downloaded.
-    """
-    home = Path(environment.get("SACREBLEU") or Path.home() / ".sacrebleu")
-    paths = [home / name / f"{name.replace('/', '_')}.{languages}.{field}" for field in ("src", "ref")]
-    if not all(path.is_file() for path in paths):
-        remedy = f"`sacrebleu -t {name} -l {languages} --echo src > /dev/null` fetches it"
-        return f"{len(pairs)} lines, not compared with sacrebleu's {name}, which is not in {home}: {remedy}"
-    # sacrebleu leaves the entities of the SGML as they are
-    theirs = [[html.unescape(line) for line in path.read_bytes().decode().split("\n")[:-1]] for path in paths]
-    if len(pairs) != len(theirs[0]):
-        raise DataError(f"{len(pairs)} lines, but sacrebleu's {name} has {len(theirs[0])} in {paths[0]}")
-    for number, (ours, source, target) in enumerate(zip(pairs, *theirs, strict=True), 1):
-        if ours != (source, target):
-            raise DataError(f"line {number} is {ours}, but in sacrebleu's {name}, {paths[0]}, {(source, target)}")
-    return f"{len(pairs)} lines, equal to sacrebleu's {name}"
+def text(corpus: Corpus, folder: Path) -> Text:
+    """The splits, in archives that are checked: dev is sacrebleu's wmt13, test its wmt14/full, entities resolved."""
+    return {split: [part.files(folder) for part in parts] for split, parts in corpus.splits.items()}
 
 
 def _size(count: int) -> str:
