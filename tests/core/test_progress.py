@@ -1,17 +1,13 @@
 """Long work: bars where somebody watches; in a log, a pipe or a CI plain lines now and then, and few."""
 
-import io
+import dataclasses
 import re
-import sys
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from aiayn.config import compose
 from aiayn.core import progress
 from aiayn.data import prepare
-from aiayn.evaluation import translate
 from aiayn.report import html_report
 from aiayn.tables import table2
 from aiayn.training import train
@@ -19,13 +15,13 @@ from aiayn.training import train
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
 
-def count(what: str = "decoding", total: int | None = 300) -> None:
-    with progress.counted(what, total, "sentences") as done:
+def count(total: int | None = 300):
+    with progress.counted("decoding", total, "sentences") as done:
         for _ in range(3):
             done(100)
 
 
-def test_a_terminal_has_a_bar_that_is_gone_afterwards(terminal: Any) -> None:
+def test_a_terminal_has_a_bar_that_is_gone_afterwards(terminal):
     screen = terminal()
     count()
     seen = screen.read()
@@ -36,7 +32,7 @@ def test_a_terminal_has_a_bar_that_is_gone_afterwards(terminal: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("CI", "true"), ("TERM", "dumb")])
-def test_a_terminal_that_nobody_watches_has_no_bar(terminal: Any, monkeypatch: pytest.MonkeyPatch, name, value) -> None:
+def test_a_terminal_that_nobody_watches_has_no_bar(terminal, monkeypatch, name, value):
     screen = terminal()
     monkeypatch.setenv(name, value)
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -44,7 +40,7 @@ def test_a_terminal_that_nobody_watches_has_no_bar(terminal: Any, monkeypatch: p
     assert screen.read() == ""
 
 
-def test_a_log_has_a_plain_line_now_and_then_and_none_of_what_is_quick(monkeypatch, capsys) -> None:
+def test_a_log_has_a_plain_line_now_and_then(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     count()
     assert capsys.readouterr() == ("", "")
@@ -56,19 +52,15 @@ def test_a_log_has_a_plain_line_now_and_then_and_none_of_what_is_quick(monkeypat
     assert capsys.readouterr().err.startswith("decoding: 100 sentences\n")
 
 
-def test_of_a_stage_the_first_and_the_last_message_are_printed(capsys) -> None:
+def test_of_a_stage_the_first_and_the_last_message_are_printed(capsys):
     with progress.stages("prepare") as report:
-        for message in (
-            "training a 37-subword vocabulary",
-            *(f"train: {n} pairs encoded" for n in range(2, 19)),
-            "dev: 3 pairs",
-        ):
+        for message in ("training", *(f"train: {n} pairs encoded" for n in range(2, 19)), "dev: 3 pairs"):
             report(message)
-    said = ["training a 37-subword vocabulary", "train: 2 pairs encoded", "train: 18 pairs encoded", "dev: 3 pairs"]
+    said = ["training", "train: 2 pairs encoded", "train: 18 pairs encoded", "dev: 3 pairs"]
     assert capsys.readouterr() == ("".join(f"prepare: {line}\n" for line in said), "")
 
 
-def test_what_is_printed_goes_into_the_pipe_though_bars_are_shown(terminal: Any, capsys) -> None:
+def test_printed_lines_go_into_the_pipe_beside_bars(terminal, capsys):
     screen = terminal()
     with progress.stages("prepare") as report, progress.counted("inside", 3, "lines") as done:
         report("to be kept")
@@ -79,44 +71,21 @@ def test_what_is_printed_goes_into_the_pipe_though_bars_are_shown(terminal: Any,
     assert "prepare: to be kept" in seen  # beside the clock
 
 
-@pytest.fixture
-def run(finished: list[str]) -> compose.Config:
-    return compose.compose_row(*finished)
-
-
-def commands(run: compose.Config, folder: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, Any]]:
-    """What each command that may take long shows, and the command."""
-    pipe = SimpleNamespace(buffer=io.BytesIO(), isatty=lambda: False, write=str, flush=str)
-
-    def translated() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", pipe)
-            translate.main(run, io.BytesIO(b"1 2 3\n4 5\n"))
-
-    fresh = compose.dataclasses.replace(run, prepared=str(folder))
-    return {
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("command", ["prepare", "evaluate", "report", "train"])
+@pytest.mark.parametrize("where", ["terminal", "log"])
+def test_long_commands_show_bars_on_a_terminal_alone(finished, toy_run, tmp_path, capsys, terminal, command, where):
+    run = compose.compose_row(*finished)
+    fresh = dataclasses.replace(run, prepared=str(tmp_path / "prepared"))
+    shown, work = {
         "prepare": ("prepare: training a 25-subword vocabulary", lambda: prepare.main(fresh)),
         "evaluate": ("decoding dev", lambda: table2.main(run)),
-        "translate": ("translating", translated),
         "report": ("reading curves", lambda: html_report.collect(run)),
-    }
-
-
-@pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("command", ["prepare", "evaluate", "translate", "report", "train"])
-@pytest.mark.parametrize("where", ["terminal", "log"])
-def test_every_long_command_shows_a_bar_on_a_terminal_alone(
-    run, toy_run, tmp_path, monkeypatch, capsys, terminal, command, where
-) -> None:
+        "train": ("base: decoding", lambda: train.train(toy_run, tmp_path / "run")),
+    }[command]
     screen = terminal() if where == "terminal" else None
-    known = commands(run, tmp_path / "prepared", monkeypatch)
-    known["train"] = ("base: decoding", lambda: train.train(toy_run, tmp_path / "run"))
-    shown, work = known[command]
     work()
     printed = capsys.readouterr()
     assert not CONTROL.search(printed.out + printed.err)
     assert len(printed.out.splitlines()) < 20
-    if screen is not None:
-        assert shown in screen.read()
-    else:
-        assert printed.err == ""
+    assert shown in screen.read() if screen else printed.err == ""

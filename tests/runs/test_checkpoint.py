@@ -36,10 +36,6 @@ def test_the_newest_is_found_and_comes_back_as_it_was(tmp_path):
     assert loaded["updates_done"] == 1000
     assert torch.equal(loaded["state_dict"]["transformer.w"], torch.full((2, 3), 1000.0))
     assert checkpoint.newest(tmp_path / "empty") == []
-
-
-def test_the_hash_beside_it_is_what_sha256sum_checks(tmp_path):
-    path = save(tmp_path, 7)
     subprocess.run(["sha256sum", "--check", path.name + ".sha256"], cwd=tmp_path, check=True, capture_output=True)
 
 
@@ -47,11 +43,9 @@ def test_the_hash_beside_it_is_what_sha256sum_checks(tmp_path):
 def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage, capsys):
     good, bad = save(tmp_path, 3), save(tmp_path, 5)
     data = bytearray(bad.read_bytes())
-    if damage == "flip":
-        data[len(data) // 2] ^= 1
-        bad.write_bytes(data)
-    elif damage == "cut":
-        bad.write_bytes(data[:-11])
+    data[len(data) // 2] ^= 1
+    if damage != "no hash":
+        bad.write_bytes(data if damage == "flip" else bad.read_bytes()[:-11])
     else:
         (tmp_path / f"{bad.name}.sha256").unlink()
     assert checkpoint.newest(tmp_path) == [good]
@@ -63,8 +57,9 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage, 
 def test_no_intact_checkpoint_is_an_error_not_a_fresh_start(tmp_path, capsys):
     for step in (3, 5):
         save(tmp_path, step).write_bytes(b"")
-    refusal = rf"no checkpoint in {tmp_path} is intact \(2, newest step-000000005\.ckpt\)"
-    with pytest.raises(StorageError, match=refusal):
+    with pytest.raises(
+        StorageError, match=rf"no checkpoint in {tmp_path} is intact \(2, newest step-000000005\.ckpt\)"
+    ):
         checkpoint.newest(tmp_path)
     assert capsys.readouterr().err == ""
 
@@ -96,26 +91,20 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path):
 
 
 def test_the_average_is_the_mean_in_the_precision_of_the_weights(tmp_path):
-    paths, kinds = [], {"half": torch.bfloat16, "single": torch.float32, "double": torch.float64}
-    for step in range(1, 8):
-        torch.manual_seed(step)
-        paths.append(checkpoint.path_of(tmp_path, step))
-        checkpoint.save(
-            {"state_dict": {name: torch.randn(5, 3, dtype=kind) for name, kind in kinds.items()}}, paths[-1]
-        )
+    kinds = {"half": torch.bfloat16, "single": torch.float32, "double": torch.float64}
+    paths = [checkpoint.path_of(tmp_path, step) for step in range(1, 8)]
+    for path in paths:
+        checkpoint.save({"state_dict": {name: torch.randn(5, 3).to(kind) for name, kind in kinds.items()}}, path)
     states = [checkpoint.load(path)["state_dict"] for path in paths]
     for name, weight in checkpoint.average(paths).items():
         assert torch.equal(weight, (sum(state[name].double() for state in states) / 7).to(kinds[name]))
 
 
 def test_saving_never_uses_the_temporary_folder(tmp_path, monkeypatch):
-    def refuse(*arguments: object, **options: object) -> str:
-        raise AssertionError("asked for a temporary file")
-
     for name in ("mkstemp", "mkdtemp", "gettempdir", "NamedTemporaryFile"):
-        monkeypatch.setattr(tempfile, name, refuse)
+        monkeypatch.setattr(tempfile, name, None)
     assert checkpoint.newest(save(tmp_path, 3).parent)
-    with pytest.raises(AssertionError, match="temporary file"):  # control: Lightning's own
+    with pytest.raises(TypeError, match="'NoneType'"):  # control: Lightning's own
         TorchCheckpointIO().save_checkpoint({"state_dict": {}}, tmp_path / "lightning.ckpt")
 
 
@@ -130,8 +119,7 @@ def plain(value: object) -> bool:
 def test_a_checkpoint_holds_only_tensors_and_plain_values(finished):
     (path,) = checkpoint.newest(folders.run_folder(compose.compose_row(*finished)) / "checkpoints")
     loaded = checkpoint.load(path)
-    adam = loaded["optimizer_states"][0]
-    for group in adam["param_groups"]:
+    for group in loaded["optimizer_states"][0]["param_groups"]:
         assert type(group.pop("betas")) is tuple  # as Adam has it
     assert plain(loaded)
     assert not plain({"state_dict": {"w": [Path("x")]}})  # control
@@ -214,12 +202,11 @@ class Store(RuleBasedStateMachine):
         self.acknowledged = [step for step in self.acknowledged if step <= self.step]
 
     def newest(self) -> list[int]:
-        paths = checkpoint.newest(self.folder, 99)
-        steps = [checkpoint.load(path)["updates_done"] for path in paths]
-        for path, step in zip(paths, steps, strict=True):
-            assert path == checkpoint.path_of(self.folder, step)
-            assert checkpoint.load(path)["state_dict"]["transformer.w"][0, 0] == step
-        return steps
+        loaded = {path: checkpoint.load(path) for path in checkpoint.newest(self.folder, 99)}
+        for path, found in loaded.items():
+            assert path == checkpoint.path_of(self.folder, found["updates_done"])
+            assert found["state_dict"]["transformer.w"][0, 0] == found["updates_done"]
+        return [found["updates_done"] for found in loaded.values()]
 
     @invariant()
     def nothing_acknowledged_is_lost(self) -> None:
@@ -238,8 +225,8 @@ def hash_last(state: dict, path: Path) -> None:
 
 def test_a_careless_store_would_lose_something(monkeypatch):  # control of the machine above
     monkeypatch.setattr(checkpoint, "save", hash_last)
-    options = {"phases": [Phase.generate], "database": None, "derandomize": True, "report_multiple_bugs": False}
-    quick = settings(TestStore.settings, max_examples=400, **options)
+    options = {"phases": [Phase.generate], "database": None, "derandomize": True}
+    quick = settings(TestStore.settings, max_examples=400, report_multiple_bugs=False, **options)
     with pytest.raises((AssertionError, StorageError)):
         stateful.run_state_machine_as_test(Store, settings=quick)
 
@@ -274,6 +261,5 @@ def test_crash_at_any_write_then_resume_gives_identical_files(toy_run, tmp_path,
 def test_weights_of_another_model_are_named_and_the_model_stays(tmp_path):
     path = save(tmp_path, 3)
     model = torch.nn.Linear(2, 3)
-    refusal = rf"{path} holds another model than this run's: .*Missing key"
-    with pytest.raises(StorageError, match=refusal), checkpoint.fitting(path):
+    with pytest.raises(StorageError, match=rf"{path} holds another model.*: .*Missing key"), checkpoint.fitting(path):
         model.load_state_dict(checkpoint.load(path)["state_dict"])

@@ -11,7 +11,6 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import resource_tracker
-from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from aiayn.core import signals
@@ -19,8 +18,7 @@ from aiayn.core import signals
 Chunk = TypeVar("Chunk")
 Answer = TypeVar("Answer")
 
-_make: Callable[[], Callable[[Any], Any]]
-_work: Callable[[Any], Any] | None = None
+_work: Callable[[Any], Any]
 
 
 def in_order(
@@ -53,11 +51,16 @@ def _by_processes(
     context = multiprocessing.get_context("spawn")
     _start_tracker()
     executor = ProcessPoolExecutor(processes, context, _begin, (make, os.getpid()))
-    workers: set[BaseProcess] = set()
+    others = set(multiprocessing.active_children())
     at_work: deque[Future[Answer]] = deque()
     try:
         for chunk in chunks:
-            at_work.append(_submit(executor, chunk, workers))
+            # No signal finds a process half started; it inherits the mask, until `_begin` ignores what has come
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)
+            try:
+                at_work.append(executor.submit(_answer, chunk))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             # As many ahead as keep all at work while the oldest is waited for
             if len(at_work) == 2 * processes:
                 yield at_work.popleft().result()
@@ -66,7 +69,7 @@ def _by_processes(
     except BrokenProcessPool as error:
         raise RuntimeError("a worker process was killed: perhaps the memory is too small") from error
     finally:
-        for worker in workers:
+        for worker in set(multiprocessing.active_children()) - others:
             worker.kill()
         executor.shutdown(cancel_futures=True)
 
@@ -80,29 +83,15 @@ def _start_tracker() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _submit(executor: ProcessPoolExecutor, chunk: Any, workers: set[BaseProcess]) -> Future[Any]:
-    """Hands on a chunk, and adds the processes that it starts to `workers`: no signal finds one half started."""
-    others = set(multiprocessing.active_children())
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)
-    try:
-        future = executor.submit(_answer, chunk)
-        workers |= set(multiprocessing.active_children()) - others
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return future
-
-
 def _begin(make: Callable[[], Callable[[Any], Any]], parent: int) -> None:
     """Leaves the end of this process to its parent, which a signal to all processes of a job reaches as well."""
-    global _make
-    _make = make
-    signals.die_with(parent)
+    global _work
+    signals.die_with_parent(parent)
     for number in signals.STOPPING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOPPING)
+    _work = make()
 
 
 def _answer(chunk: Any) -> Any:
-    global _work
-    _work = _work or _make()
     return _work(chunk)

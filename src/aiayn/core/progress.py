@@ -71,36 +71,33 @@ def each(items: Iterable[Any], what: str) -> Iterator[Any]:
 def stages(name: str) -> Iterator[Callable[[str], None]]:
     """A function that prints what a long work is at; a terminal has the newest beside a clock, too.
 
-    Messages that differ only in their numbers are one stage: of it the first and the last are printed, and one now and
-    then.
+    Messages that differ only in their numbers are one stage, whose first and last are printed, and one now and then.
     """
     with bars(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
         clock = progress.add_task(name, total=None)
         stage, waiting, printed = "", "", 0.0
 
         def report(message: str) -> None:
-            nonlocal stage, waiting, printed
+            nonlocal stage, waiting
             before, stage = stage, re.sub(r"\d+", "", message)
             if stage != before:
-                say(waiting)
-                progress.reset(clock, description=f"{name}: {message}")
+                say()
+                progress.reset(clock)
+            waiting = f"{name}: {message}"
+            progress.update(clock, description=waiting)
             if stage != before or time.perf_counter() - printed > LOG_SECONDS:
-                say(message)
-                printed = time.perf_counter()
-            else:
-                waiting = message
-                progress.update(clock, description=f"{name}: {message}")
+                say()
 
-        def say(message: str) -> None:
-            nonlocal waiting
-            waiting = ""
-            if message:
-                print(f"{name}: {message}", flush=True)
+        def say() -> None:
+            nonlocal waiting, printed
+            if waiting:
+                print(waiting, flush=True)
+            waiting, printed = "", time.perf_counter()
 
         try:
             yield report
         finally:
-            say(waiting)
+            say()
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from traceback import walk_stack
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 from aiayn.core.exit_codes import INTERRUPTED
 
@@ -20,10 +20,7 @@ SAME_REQUEST_SECONDS = 1.0
 
 
 class Interrupted(BaseException):
-    """A signal asks this process to stop; everything that it needs to continue is on the disk.
-
-    Not an Exception: a library that survives errors must not survive this one.
-    """
+    """A signal asks this process to stop. Not an Exception: a library that survives errors must not survive this."""
 
 
 @contextmanager
@@ -67,7 +64,9 @@ def reported() -> Iterator[None]:
     except BrokenPipeError:
         if not reader_has_left():
             raise
-        die_of_closed_pipe()
+        # As the shell expects of a process whose reader has left: killed by SIGPIPE, without a word
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
 
 
 class StopFlag:
@@ -75,7 +74,6 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.asked = ""
-        self.before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         self.before = {number: signal.getsignal(number) for number in STOPPING}
@@ -115,22 +113,11 @@ def reader_has_left() -> bool:
     return any(event & select.POLLERR for _, event in output.poll(0))
 
 
-def die_of_closed_pipe() -> None:
-    """Ends this process as the shell expects of one whose reader has left: killed by SIGPIPE, without a word."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGPIPE)
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to kill this worker when the process that started it dies, so that no sweep leaves orphans."""
-    if parent := os.environ.get("AIAYN_PARENT"):
-        die_with(int(parent))
-
-
-def die_with(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent dies; another parent means that it is dead already."""
-    if sys.platform == "linux":
+def die_with_parent(parent: int = 0) -> None:
+    """Asks the kernel to kill this process when its parent dies; the workers of a sweep find that in AIAYN_PARENT."""
+    parent = parent or int(os.environ.get("AIAYN_PARENT", 0))
+    if parent and sys.platform == "linux":
         kill_when_parent_dies = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(kill_when_parent_dies, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # it is dead already
             os.kill(os.getpid(), signal.SIGKILL)

@@ -149,19 +149,13 @@ def disk_of(folder: Path) -> int:
     return _existing(folder).stat().st_dev
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file written by `append_lines`, without a torn last one; none when the file is missing.
-
-    Raises StorageError for a line that is not UTF-8, and for what cannot be read.
-    """
+def read_lines(path: Path) -> list[bytes]:
+    """The lines of a file written by `append_lines`, without a torn last one; none when the file is missing."""
     if not path.exists():
         return []
     with _storage_errors(f"read {path}"):
         *whole, _torn = path.read_bytes().split(b"\n")
-    try:
-        return [line.decode() for line in whole]
-    except UnicodeDecodeError as error:
-        raise StorageError(f"{path} is damaged, it is not UTF-8 ({error}): restore it, or delete its folder") from error
+    return whole
 
 
 def remove(path: Path) -> None:

@@ -96,10 +96,7 @@ def check_folder(run: Config) -> None:
 def check_data(folder: Path, sha256: str) -> None:
     """ConfigError when a run folder was begun on other text; the first time, notes on which it is."""
     path = folder / "data.sha256"
-    try:
-        before = path.read_text("utf-8").strip() if path.exists() else sha256
-    except UnicodeDecodeError as error:
-        raise storage.StorageError(f"{path} is damaged: {error}; restore it, or delete its folder") from error
+    before = path.read_text("utf-8", "replace").strip() if path.exists() else sha256
     if before != sha256:
         raise ConfigError(
             f"data.name: {folder} was begun on data with SHA-256 {before[:12]}, now it is {sha256[:12]};"

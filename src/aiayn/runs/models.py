@@ -17,8 +17,6 @@ from aiayn.data.prepare import prepare
 from aiayn.runs import checkpoint, jobs
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
-LARGEST_REUSED = 2**25 - 2**12
-"""Bytes of the largest tensor whose memory glibc keeps when it is freed: that of larger ones is new each time."""
 
 
 def compute_with(threads: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 # Hydra's grid of overrides, which no public name has
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -122,4 +122,4 @@ class SideBySide(Launcher):
         code = sweep.work_through()
         if code != DONE:
             sys.exit(code)
-        return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=0) for o in job_overrides]
+        return []
