@@ -204,7 +204,6 @@ def test_an_error_of_the_user_has_the_exit_code_of_its_kind(error, code):
             "In 'hydra/launcher/slurm': Could not load 'hydra/launcher/submitit_slurm'.",
             "submitit_slurm is not installed",
         ),
-        ("Could not find 'hydra/launcher/ray'\n\nAvailable options", "ray is not installed"),
         ("Could not find 'hydra/launcher/slrum'\n\nAvailable\n\tslurm\nConfig search path", "must be one of slurm"),
     ],
 )

@@ -23,8 +23,6 @@ from aiayn import manual
 from aiayn.config import compose, schema, versions
 from aiayn.core import exit_codes, signals
 
-# Hydra's plugins that are an extra of this package: the name of a launcher's configuration, and the extra
-LAUNCHER_EXTRAS = {"submitit_slurm": "launchers", "ray": "ray"}
 VALUED = ("-cn", "--config-name", "-c", "--cfg", "-p", "--package")  # flags with a value
 FLAGS = (*VALUED, "-m", "--multirun", "--resolve")
 SHOW_ALL = ("table", "report", "dashboard")  # the commands that read every run of a folder
@@ -89,7 +87,7 @@ def refuse_foreign(command: str, words: list[str]) -> None:
 
 def task(command: str) -> Callable[[DictConfig], int]:
     """What Hydra calls with the composed configuration; in a sweep it returns the exit code, alone it exits with it."""
-    folder, process = os.getcwd(), os.getpid()
+    process = os.getpid()
 
     def run(composed: DictConfig) -> int:
         if os.getppid() == process:  # a launcher's workers would otherwise go on when the command is killed
@@ -97,7 +95,6 @@ def task(command: str) -> Callable[[DictConfig], int]:
             signals.die_with_parent()
         try:
             with one_line_errors():  # Hydra prints the overrides above an error that comes through it
-                os.chdir(folder)  # the workers of a Ray cluster are where Ray was started
                 converted = compose.convert(composed)
                 if command != "train":
                     import_module(f"aiayn.{manual.COMMANDS[command].module}").main(converted)
@@ -165,9 +162,8 @@ def _of_hydra(error: Exception) -> str:
         return f"-cn {sweep[1]}: must be one of {', '.join(sorted(compose.sweeps()))}"
     if unknown := re.search(r"Could not override '([^']+)'", text):
         return f"{unknown[1]} is not a key of the configuration: {schema.nearest(unknown[1])}"
-    if absent := re.search(rf"'hydra/launcher/({'|'.join(LAUNCHER_EXTRAS)})'", text):
-        remedy = f"pip install -c constraints.txt -e '.[{LAUNCHER_EXTRAS[absent[1]]}]'"
-        return f"hydra/launcher: {absent[1]} is not installed; {remedy}"
+    if "'hydra/launcher/submitit_slurm'" in text:
+        return "hydra/launcher: submitit_slurm is not installed; pip install -c constraints.txt -e '.[launchers]'"
     if choice := re.search(r"Could not find '(.+)/([^/']*)'", text):
         offered = re.findall(r"^\t(\S+)$", text.partition("Config search path")[0], re.MULTILINE)
         return f"{choice[1]}={choice[2]}: must be one of {', '.join(offered)}"

@@ -46,9 +46,8 @@ def script(tmp_path, monkeypatch):
     def write(behaviour: dict[int, str]) -> None:
         cases = "".join(f"*seed{seed}) {act} ;;\n" for seed, act in behaviour.items())
         python = tmp_path / "python"
-        storage.write_text(
-            python, f'#!/bin/sh\nhere={tmp_path}\necho "$3" >> $here/started\necho hello\ncase $3 in\n{cases}esac\n'
-        )
+        start = f'#!/bin/sh\nhere={tmp_path}\necho "$3" >> $here/started\necho hello\n'
+        storage.write_text(python, f"{start}case $3 in\n{cases}esac\n")
         python.chmod(0o755)
         monkeypatch.setattr(jobs.sys, "executable", str(python))
 
@@ -100,8 +99,7 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(seeds, script, tm
 
 
 def test_each_corpus_of_unfinished_runs_is_prepared_once(rows, result_of, monkeypatch, capsys):
-    names = ("one", "two", "two", "three")
-    mixed = [schema.vary(run, data={"name": name}) for run, name in zip(rows, names, strict=False)]
+    mixed = [schema.vary(rows[0], data={"name": name}) for name in ("one", "two", "two", "three")]
     storage.write_json(folders.run_folder(mixed[3]) / "result.json", result_of(mixed[3]))
     prepared, bad = [], {"two"}
 
@@ -124,22 +122,20 @@ NAN = 'echo \'{"exit_code": 3, "cause": "the loss is NaN"}\' > $3/failure.json; 
 BAD = {
     2: ("echo 'Traceback: it raised' >&2; exit 1", "the worker ended with exit code 1"),
     3: (NAN, "the loss is NaN (exit code 3)"),
-    4: ("exit 9", "the worker ended with exit code 9"),
-    5: ("kill -SEGV $$", "killed by SIGSEGV"),
-    6: ("kill -KILL $$", "killed by SIGKILL"),
-    7: ("trap '' ABRT TERM; while true; do sleep 0.1; done", "no sign of life for 0.01 minutes: killed"),
+    4: ("kill -KILL $$", "killed by SIGKILL"),
+    5: ("trap '' ABRT TERM; while true; do sleep 0.1; done", "no sign of life for 0.01 minutes: killed"),
 }
 
 
 def test_failed_rows_stop_nobody_and_a_rerun_does_only_those(seeds, script, tmp_path, monkeypatch, capsys):
-    """Rows that raise, go NaN, exit, crash, are killed or hang: each is named with its cause and its log."""
+    """Rows that raise, go NaN, are killed or hang: each is named with its cause and its log."""
     monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.2)
-    script({1: DONE, **{seed: act for seed, (act, _) in BAD.items()}, 8: DONE})
+    script(dict.fromkeys((1, 6, 7, 8), DONE) | {seed: act for seed, (act, _) in BAD.items()})
     assert sweep_of(seeds, 3, 0.6).work_through() == exit_codes.FAILED
     assert sorted(begun(tmp_path)) == list(range(1, 9))
     printed = capsys.readouterr().out
-    assert "6 of 8 runs failed" in printed
-    assert len(re.findall(r"seed [18]  finished", printed)) == 2
+    assert "4 of 8 runs failed" in printed
+    assert len(re.findall(r"seed [1678]  finished", printed)) == 4
     (line,) = table(seeds[0], read_runs(folders.sweep_folder(seeds[0]))).lines[:1]
     notes = {name: detail for name, status, detail in line.notes if status == "failed"}
     for seed, (_, cause) in BAD.items():
@@ -154,10 +150,10 @@ def test_failed_rows_stop_nobody_and_a_rerun_does_only_those(seeds, script, tmp_
     before = [path.stat().st_mtime_ns for path in finished]
     script(dict.fromkeys(range(1, 9), DONE))
     assert sweep_of(seeds, 3).work_through() == exit_codes.DONE
-    assert sorted(begun(tmp_path)[8:]) == [2, 3, 4, 5, 6, 7]
+    assert sorted(begun(tmp_path)[8:]) == [2, 3, 4, 5]
     assert [path.stat().st_mtime_ns for path in finished] == before
     assert sweep_of(seeds, 3).work_through() == exit_codes.DONE
-    assert len(begun(tmp_path)) == 14
+    assert len(begun(tmp_path)) == 12
 
 
 def test_only_a_row_whose_folder_holds_another_run_is_stale(seeds, script, tmp_path, capsys):
@@ -184,7 +180,8 @@ sys.executable = {python!r}
 base = dataclasses.replace(compose.rows()["base"], output={output!r})
 runs = [dataclasses.replace(base, seed=seed) for seed in range(1, 9)]
 print("ready", flush=True)
-sys.stdin.readline()
+while not Path({go!r}).exists():
+    pass
 sys.exit(launcher.Sweep(runs, ['0', '1'], 60).work_through())
 """
 PYTHON = sys.executable
@@ -192,12 +189,12 @@ PYTHON = sys.executable
 
 @pytest.fixture
 def sweep(tmp_path, seeds):
-    """Starts a sweep of the eight runs in a process of its own, which waits for a line on its standard input."""
+    """Starts a sweep of the eight runs in a process of its own, which waits for a file."""
     started = []
 
     def start() -> subprocess.Popen:
-        code, pipe = SWEEP.format(output=seeds[0].output, python=str(tmp_path / "python")), subprocess.PIPE
-        started.append(subprocess.Popen([PYTHON, "-c", code], stdin=pipe, stdout=pipe, text=True))
+        code = SWEEP.format(output=seeds[0].output, python=f"{tmp_path}/python", go=f"{tmp_path}/go")
+        started.append(subprocess.Popen([PYTHON, "-c", code], stdout=subprocess.PIPE, text=True))
         assert started[-1].stdout.readline() == "ready\n"
         return started[-1]
 
@@ -210,9 +207,7 @@ def sweep(tmp_path, seeds):
 def test_two_sweeps_at_once_run_each_row_exactly_once(seeds, script, sweep, tmp_path):
     script({seed: f"sleep 0.1; {'exit 1' if seed in (3, 6) else DONE}" for seed in range(1, 9)})
     sweeps = [sweep(), sweep()]
-    for process in sweeps:
-        process.stdin.write("go\n")
-        process.stdin.flush()
+    (tmp_path / "go").touch()
     for process in sweeps:
         printed, _ = process.communicate(timeout=60)
         assert process.returncode == exit_codes.FAILED, printed
@@ -229,13 +224,12 @@ def test_a_sweep_takes_over_the_rows_of_one_that_is_killed(seeds, script, sweep,
 
     def start_until_begun(number: int) -> subprocess.Popen:
         process, deadline = sweep(), time.monotonic() + 60
-        process.stdin.write("go\n")
-        process.stdin.flush()
         while not (tmp_path / "started").exists() or len(begun(tmp_path)) < number:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         return process
 
+    (tmp_path / "go").touch()
     first = start_until_begun(2)
     (tmp_path / "second").touch()
     second = start_until_begun(8)
@@ -262,7 +256,6 @@ def test_real_workers_beside_a_failure_have_the_bits_alone(finished, aiayn_in, t
     bad.unlink()
     assert "2 runs, 1 finished before" in aiayn_in(tmp_path / "swept", *command).stdout
     assert {path: path.stat().st_mtime_ns for path in written} == written
-    assert [path.name for path in (tmp_path / "swept").iterdir()] == ["runs"]
     run = compose.read(one / "config.yaml")
     storage.write_text(tmp_path / "alone" / "config.yaml", compose.to_yaml(run))
     train.train(run, tmp_path / "alone")

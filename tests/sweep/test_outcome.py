@@ -1,26 +1,20 @@
 """The outcome of a sweep: each run's line says what its folder holds, and the exit code is that of the worst run."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from aiayn.config import folders
-from aiayn.config.schema import Config
 from aiayn.core import exit_codes, storage
 from aiayn.runs import records
 from aiayn.sweep.outcome import conclude, line_of
 
 
-def test_a_run_that_left_nothing_is_named_with_its_code(toy_run: Config) -> None:
+def test_a_run_that_left_nothing_is_named_with_its_code(toy_run):
     storage.write_text(folders.run_folder(toy_run) / "config.yaml", "left by an earlier attempt")
     assert line_of(toy_run, exit_codes.STORAGE).endswith(" seed 1  failed  exit code 5; its own output says why")
     assert line_of(toy_run, exit_codes.INTERRUPTED).endswith(" seed 1  missing  after 0 updates")
 
 
-def test_a_line_has_the_cause_and_the_log_or_the_figures(
-    toy_run: Config, result_of: Callable[[Config], dict[str, Any]]
-) -> None:
+def test_a_line_has_the_cause_and_the_log_or_the_figures(toy_run, result_of):
     folder = folders.run_folder(toy_run)
     storage.write_text(folder / "worker.log", "Traceback")
     records.record_failure(folder, exit_codes.NON_FINITE, "the loss is NaN")
@@ -38,9 +32,7 @@ def test_a_line_has_the_cause_and_the_log_or_the_figures(
         ([exit_codes.FAILED, 75], exit_codes.INTERRUPTED, "stopped; repeat the command to go on from here"),
     ],
 )
-def test_an_interruption_outweighs_a_failure(
-    ended: list[int], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interruption_outweighs_a_failure(ended, code, said, capsys):
     assert conclude(ended, 7) == code
     assert capsys.readouterr().out.startswith(said)
     assert bool(said) == bool(code)

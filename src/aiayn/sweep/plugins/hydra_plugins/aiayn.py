@@ -34,7 +34,7 @@ class Rows(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Hands every point of the grid to the launcher at once. Exits with 75 or 1 unless all are done."""
         from aiayn import cli
-        from aiayn.sweep import other_launchers
+        from aiayn.sweep import slurm
 
         if self.command != "train":
             cli.fail(f"{self.command} takes one run: only train sweeps, with -m or a sweep file")
@@ -50,27 +50,24 @@ class Rows(BasicSweeper):
             return self.launcher.launch(points, initial_job_idx=0)
         with cli.one_line_errors():
             runs = checked_runs(self.hydra_context, self.config, points)
-        code = other_launchers.hand_over(runs, lambda numbers: self.codes([points[number] for number in numbers]))
+        code = slurm.hand_over(runs, lambda numbers: self.codes([points[number] for number in numbers]))
         if code:
             sys.exit(code)
         return []
 
     def codes(self, points: Sequence[Sequence[str]]) -> list[int]:
-        """The exit codes of runs that another launcher has started. Exits when it is stopped or fails."""
+        """The exit codes of runs that submitit has started. Exits when it is stopped or fails."""
         from aiayn import cli
         from aiayn.core import exit_codes, signals
 
         assert self.launcher is not None
-        assert self.config is not None
-        name = self.config.hydra.runtime.choices["hydra/launcher"]
-        remedy = IN_THE_QUEUE if "slurm" in name else "; repeat the command to go on from here"
         try:
             ended = self.launcher.launch(points, initial_job_idx=0)
-        except (KeyboardInterrupt, signals.Interrupted):  # some launchers set a handler of their own
-            cli.fail(f"stopped{remedy}", exit_codes.INTERRUPTED)
+        except signals.Interrupted:
+            cli.fail(f"stopped{IN_THE_QUEUE}", exit_codes.INTERRUPTED)
         except Exception as error:  # of a type of its own: no cluster, a job that it has lost
             cause = " ".join(f"{type(error).__name__}: {error}".split())
-            cli.fail(f"hydra/launcher={name}: {cause[:1000]}{remedy}", exit_codes.FAILED)
+            cli.fail(f"hydra/launcher: {cause[:1000]}{IN_THE_QUEUE}", exit_codes.FAILED)
         return [job.return_value for job in ended]
 
 
