@@ -7,14 +7,13 @@ import os
 import pty
 import random
 import re
-import signal
 import struct
 import subprocess
 import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,6 +31,7 @@ import pytest
 import torch
 
 from aiayn.config import compose, folders
+from aiayn.core.signals import StopFlag
 from aiayn.data import prepare
 
 torch.set_num_threads(1)
@@ -103,21 +103,10 @@ def aiayn(aiayn_in: Command, tmp_path: Path) -> Command:
     return partial(aiayn_in, tmp_path)
 
 
-@contextmanager
-def handlers_restored() -> Iterator[None]:
-    """The signal handlers as they were: a run leaves its own."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 @pytest.fixture
 def signals() -> Iterator[None]:
-    """The same around a test."""
-    with handlers_restored():
+    """The signal handlers as they were: a run leaves its own."""
+    with StopFlag():
         yield
 
 
@@ -170,7 +159,7 @@ def finished(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
     run = compose.compose_row(*overrides)
     folder = folders.run_folder(run)
     storage.write_text(folder / "config.yaml", compose.to_yaml(run))
-    with handlers_restored():
+    with StopFlag():
         train.train(run, folder)
     return overrides
 
