@@ -7,12 +7,10 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -173,39 +171,6 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_return(tmp_path, monkeypa
     assert done == ["appending", "appended", "flush lines"]
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    storage.write_bytes(path, OLD)
-    monkeypatch.setattr(storage, "fault", lambda point, path: time.sleep(0.01))
-
-    def half(file: BinaryIO) -> None:
-        file.write(NEW[:7])
-        file.flush()
-        time.sleep(0.02)
-        file.write(NEW[7:])
-
-    def seen(write: Callable[[], None]) -> set[bytes]:
-        found = set()
-        writer = threading.Thread(target=write)
-        writer.start()
-        while writer.is_alive():
-            found.add(path.read_bytes())
-        writer.join()
-        return found
-
-    def careful() -> None:
-        with storage.atomic(path) as file:
-            half(file)
-
-    def careless() -> None:
-        with path.open("wb") as file:
-            half(file)
-
-    assert seen(careful) <= {OLD, NEW}
-    assert seen(careless) - {OLD, NEW}  # control
-    assert path.read_bytes() == NEW
-
-
 def test_a_torn_last_line_is_dropped(tmp_path):
     path = tmp_path / "lines"
     assert storage.read_lines(path) == []
@@ -247,23 +212,6 @@ def test_what_a_library_writes_is_staged_and_then_moved(tmp_path):
         raise LookupError
     assert (tmp_path / "export" / "model.bin").read_bytes() == b"weights"
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_held_lock_is_refused_and_a_dead_owners_taken_over(tmp_path):
-    path = tmp_path / "lock"
-    program = (
-        "import sys, pathlib, time; from aiayn.core import storage\n"
-        f"with storage.lock(pathlib.Path({str(path)!r}), wait=False):\n    print('held', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == b"held\n"
-        with pytest.raises(storage.InUse, match=f"process {owner.pid} on"), storage.lock(path, wait=False):
-            pass
-        owner.kill()
-        owner.wait()
-    with storage.lock(path, wait=False):
-        pass
 
 
 def test_a_reader_that_leaves_is_no_error_of_storage(tmp_path):

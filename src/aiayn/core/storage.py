@@ -48,8 +48,8 @@ def _storage_errors(attempt: str) -> Iterator[None]:
 def atomic(path: Path) -> Iterator[BinaryIO]:
     """Yields a binary file that becomes `path` when the block ends, and vanishes when it raises.
 
-    Written beside its destination, never in $TMPDIR, which may be another file system; flushed to the disk, renamed,
-    and the folder flushed too. Raises StorageError with path and size when the disk is full or refuses.
+    Written beside its destination, flushed to the disk and renamed; then the folder is flushed. StorageError has path
+    and size when the disk is full or refuses.
     """
     temporary = _temporary(path)
     try:
@@ -73,10 +73,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """Yields an empty folder for a library that writes its own files; when the block ends, they move into `folder`.
-
-    It lies beside its destination and is gone afterwards. Each file appears complete or not at all.
-    """
+    """Yields an empty folder for a library that writes its own files; when the block ends, each moves into `folder`."""
     staging = _temporary(folder)
     try:
         with _storage_errors(f"write {folder}"):
@@ -193,16 +190,14 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
         _make_folder(path.parent)
         file = path.open("a+b", buffering=0)  # or closing it on a full disk would write again, and fail again
     with file:
-        waiting = False
-        while not _locked(file):
+        if not _locked(file):
             file.seek(0)
             in_use = f"{path.parent} is in use by {file.read().decode() or 'another process'}"
             if not wait:
                 raise InUse(f"{in_use}: wait for it or stop it")
-            if not waiting:
-                report(f"waiting: {in_use}")
-                waiting = True
-            time.sleep(LOCK_SECONDS)
+            report(f"waiting: {in_use}")
+            while not _locked(file):
+                time.sleep(LOCK_SECONDS)
         with _storage_errors(f"lock {path}"):
             file.truncate(0)
             file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())

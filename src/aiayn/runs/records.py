@@ -36,15 +36,13 @@ SHARED = (
 
 _FOLDER = re.compile(r"(?P<experiment>\w[\w.-]*(\+\w+)?)/seed(?P<seed>0|[1-9][0-9]{0,9})", re.ASCII)
 # What the report reads; the rest of a result is for people and may change without a new schema.
-_TABLES = ("config", "config.model", "config.training", "config.scale", "config.data", "device_seconds")
-_TEXTS = ("experiment", "scale", "data")
-_COUNTS = ("seed", "params", "params_at_40960_rows", "steps")
-_NUMBERS = (
-    *("train_seconds", "dev.ppl", "dev.bits_per_character"),
-    *("dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl"),
+_KINDS = (
+    (dict, "config config.model config.training config.scale config.data device_seconds"),
+    (str, "experiment scale data"),
+    (int, "seed params params_at_40960_rows steps"),
+    (int | float, "train_seconds dev.ppl dev.bits_per_character dev.bleu.paper dev.bleu.sacrebleu dev.bleu.intl"),
 )
 _LARGEST = 1e60  # its fourth power is still a number: variances are squared
-_LARGEST_BLEU = 100
 _TAIL_BYTES = 4096
 _LONGEST_TEXT = 300
 # The sequences by which a terminal is told to change colour, move its cursor or set its title.
@@ -98,11 +96,10 @@ def read_result(path: Path) -> dict[str, Any]:
     result = _read_json(path)
     if result.get("schema") != SCHEMA or result.get("status") != "finished":
         raise ValueError(f"{path.name}: not a finished result of schema {SCHEMA}")
-    shared = (str | int, [place_in_result(key) for key in SHARED])
-    for kind, keys in ((dict, _TABLES), (str, _TEXTS), (int, _COUNTS), (int | float, _NUMBERS), shared):
-        for key in keys:
+    for kind, keys in (*_KINDS, (str | int, " ".join(map(place_in_result, SHARED)))):
+        for key in keys.split():
             value = look_up(result, key)
-            largest = _LARGEST_BLEU if key.startswith("dev.bleu.") else _LARGEST
+            largest = 100 if key.startswith("dev.bleu.") else _LARGEST
             out_of_range = isinstance(value, int | float) and not 0 <= value <= largest
             if not isinstance(value, kind) or isinstance(value, bool) or out_of_range:
                 raise ValueError(f"{path.name}: {key} is missing or has no sensible value")

@@ -1,8 +1,6 @@
 """A sweep on this machine: one worker per run, as many side by side as there is room for, longest first.
 
-The ledger is the run folders themselves: a folder's name holds row, seed and a hash of what differs from the row, its
-`config.yaml` the run's whole meaning, `result.json` or `failure.json` its outcome; `.claim` is a file lock whose holder
-owns the run.
+What is done stands in the run folders alone: `result.json`, `failure.json`, and `.claim`, whose lock the owner holds.
 """
 
 import sys
