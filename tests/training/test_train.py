@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +39,22 @@ def trained(run: compose.Config, folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def at_each_step(monkeypatch) -> Callable[[Callable], None]:
+    """Calls a function with the module and the update before each training step."""
+
+    def watch(look) -> None:
+        step = LightningTransformer.training_step
+
+        def watched(self, update, index):
+            look(self, update)
+            return step(self, update, index)
+
+        monkeypatch.setattr(LightningTransformer, "training_step", watched)
+
+    return watch
+
+
 def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path):
     folder = trained(toy_run, tmp_path / "run")
     result = json.loads((folder / "result.json").read_text())
@@ -64,7 +81,7 @@ def test_a_result_has_the_pace_parameters_and_hashes_of_its_run(finished, tmp_pa
     shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
     seen = {"source_tokens": 3000, "target_tokens": 50_000, "seconds": 2.5, "device_seconds": {"cpu": 7.5}}
     record = SimpleNamespace(**seen, device="cpu", add_dev=lambda *measured: None, view=lambda row: None)
-    train.finish(run, tmp_path, model, dataset, record, lambda sentences: None)
+    train.finish(run, tmp_path, model, dataset, record)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["epochs"] == round(50_000 / sum(dataset.pairs("train").target_lengths[:].tolist()), 3)
     assert (result["target_tokens_per_second"], result["train_seconds"]) == (20_000.0, 2.5)
@@ -101,19 +118,16 @@ def test_kill_9_and_the_same_command_again_give_the_same_run(toy, tmp_path, aiay
     assert "nothing to do" in aiayn(*arguments).stdout
 
 
-def test_a_loss_that_is_not_finite_stops_and_exits_with_3(toy_run, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_and_exits_with_3(toy_run, tmp_path, at_each_step):
     folder = tmp_path / "run"
-    step = LightningTransformer.training_step
 
-    def poisoned(self, batch, index):
-        if batch.number == 2:
+    def poison(module, update):
+        if update.number == 2:
             with torch.no_grad():
-                self.transformer.decoder[0].feed_forward[0].weight[0, 0] = float("inf")
-        return step(self, batch, index)
+                module.transformer.decoder[0].feed_forward[0].weight[0, 0] = float("inf")
 
-    monkeypatch.setattr(LightningTransformer, "training_step", poisoned)
-    storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
-    assert train.main(folder) == exit_codes.NON_FINITE
+    at_each_step(poison)
+    assert train.main(folder, toy_run) == exit_codes.NON_FINITE
     assert "update 3" in records.failure(folder)["cause"]
     assert final_state(folder)["updates_done"] == 2
     with pytest.raises(NonFinite, match="first parameter with a non-finite gradient"):
@@ -141,14 +155,9 @@ def test_a_row_beyond_table_3_trains_uncompiled(toy_run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_deterministic_algorithms_are_used_where_asked_for(toy_run, tmp_path, monkeypatch, deterministic):
-    step, seen = LightningTransformer.training_step, []
-
-    def watched(self, batch, index):
-        seen.append(torch.are_deterministic_algorithms_enabled())
-        return step(self, batch, index)
-
-    monkeypatch.setattr(LightningTransformer, "training_step", watched)
+def test_deterministic_algorithms_are_used_where_asked_for(toy_run, tmp_path, at_each_step, deterministic):
+    seen = []
+    at_each_step(lambda module, update: seen.append(torch.are_deterministic_algorithms_enabled()))
     trained(vary(toy_run, hardware={"deterministic": deterministic}), tmp_path / "run")
     assert seen == [deterministic] * 6
 
@@ -184,15 +193,14 @@ def test_two_ranks_train_what_one_trains_by_torchrun_too(toy, tmp_path, aiayn):
     )  # control
 
 
-def test_the_seed_decides_weights_order_and_dropout(toy, tmp_path, monkeypatch):
+def test_the_seed_decides_weights_order_and_dropout(toy, tmp_path, monkeypatch, at_each_step):
     """Through the command's own configuration: three seeds of a row that were copies would look like no variance."""
-    step, forward, seen = LightningTransformer.training_step, Dropout.forward, {}
+    forward, seen = Dropout.forward, {}
 
-    def watched_step(self, update, index):
-        seen.setdefault("weights", [p.detach().clone() for p in self.transformer.parameters() if p.dim() > 1])
+    def look(module, update):
+        seen.setdefault("weights", [p.detach().clone() for p in module.transformer.parameters() if p.dim() > 1])
         seen.setdefault("orders", []).append([batch.source.tolist() for batch in update.batches])
         seen["masks"] = []  # of the last update
-        return step(self, update, index)
 
     def watched_forward(self, x, randomness=None):
         y = forward(self, x, randomness)
@@ -200,7 +208,7 @@ def test_the_seed_decides_weights_order_and_dropout(toy, tmp_path, monkeypatch):
             seen["masks"].append((y == 0)[:5])
         return y
 
-    monkeypatch.setattr(LightningTransformer, "training_step", watched_step)
+    at_each_step(look)
     monkeypatch.setattr(Dropout, "forward", watched_forward)
     found = []
     for number, seed in enumerate((1, 1, 2, 3)):
@@ -259,14 +267,9 @@ def test_products_are_computed_in_the_precision_asked_for(toy, tmp_path, precisi
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_run_has_as_many_threads_as_it_asks_for(toy, tmp_path, monkeypatch, threads):
-    step, seen = LightningTransformer.training_step, set()
-
-    def watched(self, batch, index):
-        seen.add(torch.get_num_threads())
-        return step(self, batch, index)
-
-    monkeypatch.setattr(LightningTransformer, "training_step", watched)
+def test_a_run_has_as_many_threads_as_it_asks_for(toy, tmp_path, monkeypatch, at_each_step, threads):
+    seen = set()
+    at_each_step(lambda module, update: seen.add(torch.get_num_threads()))
     run = compose.compose_row(*toy, f"hardware.threads={threads}", "training.max_steps=1")
     try:
         trained(run, folders.run_folder(run))
@@ -276,55 +279,37 @@ def test_a_run_has_as_many_threads_as_it_asks_for(toy, tmp_path, monkeypatch, th
     (tmp_path / "python").write_text(f"#!/bin/sh\necho $OMP_NUM_THREADS $MKL_NUM_THREADS > {tmp_path}/environment\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(jobs.sys, "executable", str(tmp_path / "python"))
-    other = dataclasses.replace(run, seed=2)
-    one_run.run_here(other)
+    one_run.run_here(dataclasses.replace(run, seed=2))
     assert (tmp_path / "environment").read_text() == f"{threads} {threads}\n"
 
 
 def test_other_ranks_than_the_run_has_devices_are_refused(toy_run, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(toy_run))
-    monkeypatch.setattr(train, "end_with_failure", lambda folder, code, cause: (code, cause))
-    assert train.main(tmp_path / "run") == (
-        exit_codes.WRONG_CONFIGURATION,
-        "hardware.devices=1: torchrun started 3 ranks; start as many",
-    )
+    with pytest.raises(ConfigError, match=r"hardware\.devices=1: torchrun started 3 ranks; start as many"):
+        train.train(toy_run, tmp_path)
 
 
 @pytest.mark.parametrize("rank", ["", "0"], ids=["alone", "rank 0 of several"])
 def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
     if rank:
         monkeypatch.setenv("RANK", rank)
-    folder = tmp_path / "run"
-    storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
-    with storage.lock(folder / ".lock", wait=False):
-        assert train.main(folder) == exit_codes.STORAGE
-    assert "in use by process" in records.failure(folder)["cause"]
+    with storage.lock(tmp_path / ".lock", wait=False):
+        assert train.main(tmp_path, toy_run) == exit_codes.STORAGE
+    assert "in use by process" in records.failure(tmp_path)["cause"]
 
 
 @pytest.mark.usefixtures("signals")
-def test_an_unforeseen_error_leaves_its_traceback_and_exit_1(toy_run, tmp_path, monkeypatch, capsys):
-    kind = LookupError
-    folder = tmp_path / "run"
-    step = LightningTransformer.training_step
+@pytest.mark.parametrize(
+    ("error", "code"), [(LookupError, exit_codes.FAILED), (ConfigError, exit_codes.WRONG_CONFIGURATION)]
+)
+def test_only_an_unforeseen_error_leaves_its_traceback(toy_run, tmp_path, at_each_step, capsys, error, code):
+    def break_off(module, update):
+        raise error("operands could not be broadcast together")
 
-    def broken(self, batch, index):
-        if batch.number == 2:
-            raise kind("operands could not be broadcast together")
-        return step(self, batch, index)
-
-    storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
-    monkeypatch.setattr(LightningTransformer, "training_step", broken)
-    assert train.main(folder) == exit_codes.FAILED
-    assert f"{kind.__name__}: operands could not" in records.failure(folder)["cause"]
-    printed = capsys.readouterr().err
-    assert "Traceback" in printed
-    assert "in broken" in printed
-    # Control: one of ours is one line and code 2
-    kind = ConfigError
-    (folder / "failure.json").unlink()
-    assert train.main(folder) == exit_codes.WRONG_CONFIGURATION
-    assert "Traceback" not in capsys.readouterr().err
+    at_each_step(break_off)
+    assert train.main(tmp_path, toy_run) == code
+    assert "operands could not" in records.failure(tmp_path)["cause"]
+    assert ("Traceback" in capsys.readouterr().err) == (error is LookupError)
 
 
 @pytest.mark.slow

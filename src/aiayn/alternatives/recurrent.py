@@ -16,8 +16,8 @@ from aiayn.paper.transformer import Transformer
 # S source tokens, T target tokens of all sentences, packed; B sentences; L tokens of the longest source
 # W hypotheses of each sentence; D d_model
 
-State = tuple[Tensor, Tensor]
-"""The hidden state and the cell state of one LSTM layer, each (1, B, D)."""
+State = tuple[Tensor, Tensor]  # the hidden state and the cell state of one LSTM layer, each (1, B, D)
+SeedAndUpdate = tuple[int, int] | None
 
 
 class RecurrentModel(nn.Module):
@@ -39,17 +39,18 @@ class RecurrentModel(nn.Module):
         self.embedding = nn.Embedding(vocab_size, d_model)
         nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
         # Paper: Britz drops the input of each cell; Luong points to Zaremba et al. 2014, who drop the last output too
-        self.source_dropouts, self.target_dropouts = (_numbered(dropout, num_layers) for _ in range(2))
+        dropouts = [[Dropout(dropout) for _ in range(num_layers)] for _ in range(2)]
+        for side in dropouts:
+            for number, layer in enumerate(side):
+                layer.number = number
+        self.source_dropouts, self.target_dropouts = map(nn.ModuleList, dropouts)
 
-    def forward(self, batch: Batch, seed_and_update: tuple[int, int] | None = None) -> Tensor:
+    def forward(self, batch: Batch, seed_and_update: SeedAndUpdate = None) -> Tensor:
         """The logits (T, vocabulary) of each target token, given the source and the target tokens before it."""
         return self.logits(self.hidden(batch, seed_and_update))
 
-    def hidden(self, batch: Batch, seed_and_update: tuple[int, int] | None = None) -> Tensor:
-        """The decoder's output (T, D), from which `logits` follow.
-
-        In training, dropout is a function of the run's seed, the number of the update and each token's number in it.
-        """
+    def hidden(self, batch: Batch, seed_and_update: SeedAndUpdate = None) -> Tensor:
+        """The decoder's output (T, D), from which `logits` follow; dropout as in `Transformer.hidden`."""
         source = TimeSteps(batch.source_offsets, batch.source.device)
         target = TimeSteps(batch.target_offsets, batch.target_input.device)
         for_source = self._draw(seed_and_update, "source", batch.first_source, source)
@@ -82,23 +83,13 @@ class RecurrentModel(nn.Module):
         """Tokens (...) as (..., D), times sqrt(d_model) as in the Transformer."""
         return self.embedding(tokens) * self.d_model**0.5  # type: ignore[no-any-return]
 
-    def _draw(
-        self, seed_and_update: tuple[int, int] | None, side: str, first: int, steps: "TimeSteps"
-    ) -> Randomness | None:
-        dropouts = self.source_dropouts if side == "source" else self.target_dropouts
-        if not self.training or dropouts[0].probability == 0:
+    def _draw(self, seed_and_update: SeedAndUpdate, side: str, first: int, steps: "TimeSteps") -> Randomness | None:
+        if not self.training or self.source_dropouts[0].probability == 0:
             return None
         assert seed_and_update is not None, "dropout is a function of seed and update: give both"
-        keys = to_device(layer_keys(*seed_and_update, side, len(dropouts)), steps.device)
+        keys = to_device(layer_keys(*seed_and_update, side, len(self.encoder)), steps.device)
         drawn = draw(keys, first, steps.tokens, self.d_model)
         return Randomness(drawn.tokens[:, steps.order.data], drawn.features)
-
-
-def _numbered(dropout: float, count: int) -> nn.ModuleList:
-    layers = [Dropout(dropout) for _ in range(count)]
-    for number, layer in enumerate(layers):
-        layer.number = number
-    return nn.ModuleList(layers)
 
 
 TranslationModel = Transformer | RecurrentModel

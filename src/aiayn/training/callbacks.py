@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch.distributed
@@ -19,7 +19,7 @@ from aiayn.core.signals import Interrupted, StopFlag
 from aiayn.evaluation.metrics import perplexity
 from aiayn.runs import checkpoint, records
 from aiayn.training.lightning_data import Update
-from aiayn.training.lightning_model import LightningTransformer, NonFinite
+from aiayn.training.lightning_model import NonFinite
 
 FLUSH_SECONDS = 2.0
 # Before the name of a device, the key under which a row has the seconds that all of its kind were at work until then.
@@ -34,66 +34,55 @@ class Record(pl.Callback):
     """
 
     def __init__(
-        self,
-        path: Path,
-        start: int,
-        view: Callable[[dict[str, Any]], None],
-        *,
-        writes: bool,
-        device: str,
-        devices: int,
+        self, path: Path, start: int, view: Callable[[dict[str, Any]], None], *, writes: bool, device: str, devices: int
     ) -> None:
-        self.path, self.view, self.writes, self.device, self.devices = path, view, writes, device, devices
+        self.path, self.start, self.view, self.writes = path, start, view, writes
+        self.device, self.devices = device, devices
         rows = [row for row in records.read_metrics(path) if row["step"] <= start]
-        recorded = {row["step"] for row in rows if "train/loss" in row}
-        if absent := next((step for step in range(1, start + 1) if step not in recorded), None):
+        updates = {row["step"]: row for row in rows if "train/loss" in row}
+        if absent := next((step for step in range(1, start + 1) if step not in updates), None):
             raise storage.StorageError(
                 f"{path}: update {absent} is missing, but there is a checkpoint of update {start};"
                 " restore the file, or delete its folder to start this run anew"
             )
         if writes:
             storage.write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-        self.start = start
         self.measured = {row["step"] for row in rows if "dev/ppl" in row}
-        self.seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
-        self.source_tokens = sum(row.get("source_tokens", 0) for row in rows)
-        self.target_tokens = sum(row.get("target_tokens", 0) for row in rows)
+        self.source_tokens = sum(row["source_tokens"] for row in updates.values())
+        self.target_tokens = sum(row["target_tokens"] for row in updates.values())
+        last = updates.get(start, {})
+        self.seconds: float = last.get("seconds", 0.0)
         self.device_seconds: dict[str, float] = {device: 0.0}
-        for row in rows:  # later rows have what passed before in them
-            self.device_seconds |= {
-                key.removeprefix(DEVICE_SECONDS): value for key, value in row.items() if key.startswith(DEVICE_SECONDS)
-            }
+        self.device_seconds |= {
+            key.removeprefix(DEVICE_SECONDS): value for key, value in last.items() if key.startswith(DEVICE_SECONDS)
+        }
         self.waiting: list[dict[str, Any]] = []
-        self.resumed = self.flushed = time.perf_counter()
-        self.before, self.device_before = self.seconds, self.device_seconds[device]
 
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Any, module: Any) -> None:
         """Starts the clock."""
-        self.resumed = self.flushed = time.perf_counter()
+        self.clock = self.flushed = time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Update, batch_idx: int) -> None:
         """Keeps the row of this update."""
         now = time.perf_counter()
-        self.seconds = self.before + now - self.resumed
-        self.device_seconds[self.device] = self.device_before + self.devices * (now - self.resumed)
+        passed, self.clock = now - self.clock, now
+        self.seconds += passed
+        self.device_seconds[self.device] += self.devices * passed
         self.source_tokens += batch.source_tokens
         self.target_tokens += batch.target_tokens
-        self.waiting.append(
-            {
-                "step": batch.number + 1,
-                "train/loss": (outputs["loss"], batch.target_tokens),
-                "train/nats": (outputs["nats"], batch.target_tokens),
-                "train/gradient_norm": (outputs["gradient_norm"], 1),
-                "train/learning_rate": outputs["learning_rate"],
-                "source_tokens": batch.source_tokens,
-                "target_tokens": batch.target_tokens,
-                "seconds": round(self.seconds, 3),
-                **{f"{DEVICE_SECONDS}{device}": round(passed, 3) for device, passed in self.device_seconds.items()},
-            }
-        )
-        if now - self.flushed > FLUSH_SECONDS:
+        row = {
+            "step": batch.number + 1,
+            "train/loss": (outputs["loss"], batch.target_tokens),
+            "train/nats": (outputs["nats"], batch.target_tokens),
+            "train/gradient_norm": (outputs["gradient_norm"], 1),
+            "train/learning_rate": outputs["learning_rate"],
+            "source_tokens": batch.source_tokens,
+            "target_tokens": batch.target_tokens,
+            "seconds": round(self.seconds, 3),
+        }
+        row |= {f"{DEVICE_SECONDS}{device}": round(passed, 3) for device, passed in self.device_seconds.items()}
+        self.waiting.append(row)
+        if self.clock - self.flushed > FLUSH_SECONDS:
             self.flush(but=1)
 
     def add_dev(self, step: int, nats: float, tokens: int) -> None:
@@ -128,18 +117,16 @@ class Dev(pl.Callback):
     def __init__(self, record: Record, measure: Callable[[], tuple[float, int]], every: int, last: int) -> None:
         self.record, self.measure, self.every, self.last = record, measure, every, last
 
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Any, module: Any) -> None:
         """Makes the measurement that a signal cut short before this checkpoint was saved."""
         if self.record.start:
             self._measure(self.record.start)
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Update, batch_idx: int) -> None:
         """Rank 0 measures; the others meet it at the next update. A signal cuts the measurement short."""
         step = batch.number + 1
         if self._is_due(step):
-            cast(LightningTransformer, module).wait_for_step()
+            module.wait_for_step()
             with contextlib.suppress(Interrupted):  # `Save` is next, and leaves
                 self._measure(step)
 
@@ -155,15 +142,12 @@ class Save(pl.Callback):
     """Saves a checkpoint every so many updates, at the end, and when a signal asks the run to stop."""
 
     def __init__(self, record: Record, folder: Path, every: int, keep: int, last: int, stop: StopFlag) -> None:
-        self.record, self.folder, self.every, self.keep, self.last = record, folder, every, keep, last
-        self.stop = stop
+        self.record, self.folder, self.stop = record, folder, stop
+        self.every, self.keep, self.last = every, keep, last
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Update, batch_idx: int) -> None:
         """Saves after the record is on the disk, so that the record is never behind the checkpoint."""
         step = batch.number + 1
-        module = cast(LightningTransformer, module)
         # Among several ranks all know of a request once the step in which one rank got it is no longer pending
         stop = bool(self.stop.asked) if module.ranks == 1 else module.one_wants_to_stop
         if step % self.every and step != self.last and not stop:
@@ -191,51 +175,35 @@ def agree(module: torch.nn.Module, step: int) -> None:
     digests: list[str] = [""] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(digests, digest.hexdigest())
     if len(set(digests)) > 1:
-        ranks = ", ".join(f"rank {rank} {found[:12]}" for rank, found in enumerate(digests))
-        raise RuntimeError(f"after update {step} the ranks hold different weights ({ranks}): nothing is saved")
+        raise RuntimeError(f"after update {step} the ranks hold different weights {digests}: nothing is saved")
+
+
+def progress_bar(writes: bool) -> Progress:
+    """A bar with tokens a second and the time left, to be entered; disabled where nobody watches."""
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+    )
+    return Progress(*columns, TimeRemainingColumn(), disable=not (writes and progress.is_terminal(sys.stdout)))
 
 
 class Bar(pl.Callback):
-    """A progress bar with tokens a second and the time left on a terminal; a line now and then in a log."""
+    """Moves the bar on; where there is none, prints a line now and then. Comes after `record`, whose clock it reads."""
 
-    def __init__(self, record: Record, name: str, start: int, last: int) -> None:
-        self.record, self.name, self.start, self.last = record, name, start, last
-        self.progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
-            disable=not progress.is_terminal(sys.stdout),
-        )
-        self.task = self.progress.add_task(name, total=last, completed=start, speed="")
+    def __init__(self, record: Record, name: str, last: int, bar: Progress) -> None:
+        self.record, self.name, self.last, self.bar = record, name, last, bar
+        self.task = bar.add_task(name, total=last, completed=record.start, speed="")
         self.logged = time.perf_counter()
-        self.tokens = 0
-        self.began = 0.0
+        self.tokens, self.seconds = record.target_tokens, record.seconds  # before this session
 
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Shows the bar on rank 0."""
-        self.began = time.perf_counter()
-        if self.record.writes:
-            self.progress.start()
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Update, batch_idx: int
-    ) -> None:
-        """Moves it on, without reading anything from the device."""
-        self.tokens += batch.target_tokens
-        now = time.perf_counter()
-        speed = f"{self.tokens / (now - self.began):,.0f} target tokens/s"
-        self.progress.update(self.task, completed=batch.number + 1, speed=speed)
-        if self.progress.disable and self.record.writes and now - self.logged > progress.LOG_SECONDS:
-            self.logged = now
-            left = (now - self.began) / (batch.number + 1 - self.start) * (self.last - batch.number - 1)
-            print(f"{self.name}: update {batch.number + 1} of {self.last}, {speed}, {left:.0f} s left", flush=True)
-
-    def teardown(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        """Leaves the terminal as it was."""
-        self.progress.stop()
-
-    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
-        """Leaves it so too, before anything is said of the error: Lightning tears no callback down then."""
-        self.progress.stop()
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Update, batch_idx: int) -> None:
+        """Reads nothing from the device."""
+        step, seconds = batch.number + 1, self.record.seconds - self.seconds
+        speed = f"{(self.record.target_tokens - self.tokens) / seconds:,.0f} target tokens/s"
+        self.bar.update(self.task, completed=step, speed=speed)
+        if self.bar.disable and self.record.writes and time.perf_counter() - self.logged > progress.LOG_SECONDS:
+            self.logged = time.perf_counter()
+            left = seconds / (step - self.record.start) * (self.last - step)
+            print(f"{self.name}: update {step} of {self.last}, {speed}, {left:.0f} s left", flush=True)

@@ -13,21 +13,20 @@ BUCKET_BYTES = 2**24
 class GradientSum:
     """Adds up the gradients of parameters over all ranks, a bucket of them at a time, the last parameters first.
 
-    A bucket is sent as soon as the backward pass has filled it and those before it. The buckets are the same at every
-    update and on every rank, whichever gradients it has. torch's DistributedDataParallel would give a resumed run other
-    bits, since it rearranges its buckets after the first update; it averages, where shares have to be summed; and it
-    waits for a rank whose share of an update has no sentence left.
+    A bucket is sent as soon as the backward pass has filled it and those before it. torch's DistributedDataParallel
+    rearranges its buckets after the first update, so that a resumed run has other bits; it averages where we sum; and
+    it waits for a rank whose share of an update has no sentence left.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
         self.buckets: list[list[nn.Parameter]] = [[]]
-        room = bucket_bytes
+        capacity = bucket_bytes
         for parameter in reversed([*parameters]):
-            if room <= 0:
+            if capacity <= 0:
                 self.buckets.append([])
-                room = bucket_bytes
+                capacity = bucket_bytes
             self.buckets[-1].append(parameter)
-            room -= parameter.nbytes
+            capacity -= parameter.nbytes
             filled = partial(self._filled, len(self.buckets) - 1)
             parameter.register_post_accumulate_grad_hook(filled)  # type: ignore[no-untyped-call]
         self.missing: list[int] = []  # gradients of each bucket that the last backward pass has still to give

@@ -34,18 +34,6 @@ class PendingStep:
     figures: Tensor  # (3 + P + 1,) the three sums, the gradients' norms and their norm: on the host, once waited for
     wait: Callable[[], None]
 
-    def check(self) -> None:
-        """Raises NonFinite if Adam left it out."""
-        self.wait()
-        finite = self.figures.isfinite().tolist()
-        if not all(finite):
-            bad = [name for name, is_finite in zip(self.names, finite[3:-1], strict=True) if not is_finite]
-            loss = float(self.figures[0]) / self.update.target_tokens
-            raise NonFinite(
-                f"update {self.update.number + 1}: loss {loss:g} at learning rate {self.learning_rate:g}; first"
-                f" parameter with a non-finite gradient: {bad[0] if bad else 'none'}; no step was taken"
-            )
-
 
 class LightningTransformer(pl.LightningModule):
     """A model, most often a Transformer, with its optimiser (5.3), its loss (5.4) and the number of updates done."""
@@ -85,8 +73,7 @@ class LightningTransformer(pl.LightningModule):
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         optimizer.zero_grad()
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, nats, ranks that want to stop
-        if self.wants_to_stop():
-            sums[2] = 1
+        sums[2] = int(self.wants_to_stop())
         for number, batch in enumerate(update.batches, 1):
             loss, nats = label_smoothed_cross_entropy(
                 self.transformer.hidden(batch, (self.seed, update.number)),
@@ -125,11 +112,20 @@ class LightningTransformer(pl.LightningModule):
 
         Call it before the weights are read.
         """
-        if self.pending is not None:
-            last, self.pending = self.pending, None
-            last.check()
-            self.updates_done = last.update.number + 1
-            self.one_wants_to_stop = bool(last.figures[2])
+        if self.pending is None:
+            return
+        step, self.pending = self.pending, None
+        step.wait()
+        finite, number = step.figures.isfinite().tolist(), step.update.number + 1
+        if not all(finite):
+            bad = [name for name, is_finite in zip(step.names, finite[3:-1], strict=True) if not is_finite]
+            loss = float(step.figures[0]) / step.update.target_tokens
+            raise NonFinite(
+                f"update {number}: loss {loss:g} at learning rate {step.learning_rate:g}; first parameter with a"
+                f" non-finite gradient: {bad[0] if bad else 'none'}; no step was taken"
+            )
+        self.updates_done = number
+        self.one_wants_to_stop = bool(step.figures[2])
 
     def on_train_end(self) -> None:
         """Leaves no step pending."""
@@ -137,9 +133,7 @@ class LightningTransformer(pl.LightningModule):
 
     def saved(self) -> dict[str, Any]:
         """Weights, moments and the number of updates: all else is a function of the configuration."""
-        adam = self.optimizers()
-        assert isinstance(adam, pl.core.optimizer.LightningOptimizer)
-        states = [adam.optimizer.state_dict()]
+        states = [adam.state_dict() for adam in self.trainer.optimizers]
         return {"state_dict": self.state_dict(), "optimizer_states": states, "updates_done": self.updates_done}
 
     def restore(self, checkpoint: dict[str, Any]) -> None:

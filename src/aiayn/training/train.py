@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +33,7 @@ from aiayn.evaluation.evaluate import evaluate, teacher_forced_nats
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint, jobs, records
 from aiayn.runs.models import build, compute_with, parameters
-from aiayn.training.callbacks import Bar, Dev, Record, Save
+from aiayn.training.callbacks import Bar, Dev, Record, Save, progress_bar
 from aiayn.training.lightning_data import interruptible, updates
 from aiayn.training.lightning_model import LightningTransformer, NonFinite
 from aiayn.training.wandb_log import TRANSLATIONS, dev_row, samples, view
@@ -42,8 +42,6 @@ PACKAGES = (
     *("aiayn", "torch", "pytorch-lightning", "hydra-core", "wandb"),
     *("sacrebleu", "subword-nmt", "sacremoses", "sentencepiece", "numpy"),
 )
-
-
 # How long a rank waits for another's word before it says why it failed.
 PEER_SECONDS = 2.0
 # Every other error is ours: it leaves a traceback
@@ -67,7 +65,6 @@ def train(run: Config, folder: Path) -> None:
     Raises NonFinite, Interrupted, DataError, StorageError: `main` turns them into exit codes.
     """
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    say: Callable[[str], None] = (lambda message: print(message, flush=True)) if rank == 0 else (lambda message: None)
     if ranks != run.hardware.devices:
         raise ConfigError(f"hardware.devices={run.hardware.devices}: torchrun started {ranks} ranks; start as many")
     compute_with(run.hardware.threads)
@@ -80,7 +77,10 @@ def train(run: Config, folder: Path) -> None:
     if saved:
         with checkpoint.fitting(saved[0]):
             module.restore(checkpoint.load(saved[0]))
-        say(f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}")
+        if rank == 0:
+            print(
+                f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}", flush=True
+            )
     with view(run, folder, rank) as show:
         device, devices = devices_at_work(run)
         record = Record(
@@ -91,25 +91,14 @@ def train(run: Config, folder: Path) -> None:
                 fit(run, folder, module, dataset, record, stop)
             stop.check()  # it came during the last update
         if rank == 0:
-            say(f"{run.experiment}: decoding the dev set")
-            what, sentences = f"{run.experiment}: decoding", len(dataset.pairs("dev"))
-            with progress.counted(what, sentences, "sentences") as done:
-                finish(run, folder, module.transformer, dataset, record, done)
+            finish(run, folder, module.transformer, dataset, record)
 
 
 def fit(
-    run: Config,
-    folder: Path,
-    module: LightningTransformer,
-    dataset: Dataset,
-    record: Record,
-    stop: StopFlag,
+    run: Config, folder: Path, module: LightningTransformer, dataset: Dataset, record: Record, stop: StopFlag
 ) -> None:
-    """Runs the remaining updates.
-
-    Every rank holds the whole model, and FSDP would only add traffic: with gradient and moments big's 213 M weights
-    take 3.5 GB of a GPU's 80.
-    """
+    """Runs the remaining updates. Every rank holds the whole model: with gradient and moments big takes 3.5 GB."""
+    training, tokens = run.training, run.hardware.tokens_per_micro_batch
     deterministic, ranks = run.hardware.deterministic, run.hardware.devices
     # Else it would write to all memory before it is used
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -118,11 +107,8 @@ def fit(
 
         # Else each process would choose its kernels by how fast they are at that moment; no public name sets it
         compiler.deterministic = deterministic
-        sizes = (run.training.tokens_per_update, run.hardware.tokens_per_micro_batch)
         assert isinstance(module.transformer, Transformer)
-        module.transformer.compile_stacks(rows_of_part(*sizes, ranks))
-    training, start = run.training, module.updates_done
-    tokens, checkpoints = run.hardware.tokens_per_micro_batch, folder / "checkpoints"
+        module.transformer.compile_stacks(rows_of_part(training.tokens_per_update, tokens, ranks))
     measure = partial(teacher_forced_nats, module.transformer, dataset.pairs("dev"), tokens)
     if ranks == 1:  # several stop after the same update
         measure = partial(measure, check=stop.check)
@@ -132,30 +118,33 @@ def fit(
         device = torch.device("cuda", local_rank) if on_gpu else None
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device)
         atexit.register(torch.distributed.destroy_process_group)
+    bar = progress_bar(record.writes)
     trainer = Trainer(
         accelerator=run.hardware.accelerator,
         # Lightning trains one device and knows of no other rank: the sum of the gradients and the signals are ours
         devices=[local_rank] if on_gpu else 1,
         deterministic=deterministic,
         precision=run.hardware.precision,  # type: ignore[arg-type]
-        max_steps=training.max_steps - start,
-        max_epochs=-1,
+        max_steps=training.max_steps - record.start,
         # Under SLURM or torchrun Lightning would take their idea of the ranks for ours
         plugins=[LightningEnvironment()],
         callbacks=[
             record,
             Dev(record, measure, training.dev_every, training.max_steps),
-            Bar(record, run.experiment, start, training.max_steps),
-            Save(record, checkpoints, training.checkpoint_every, training.keep_checkpoints, training.max_steps, stop),
+            Bar(record, run.experiment, training.max_steps, bar),
+            Save(
+                record,
+                folder / "checkpoints",
+                training.checkpoint_every,
+                training.keep_checkpoints,
+                training.max_steps,
+                stop,
+            ),
         ],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        inference_mode=False,
-        default_root_dir=folder,
     )
     module.wants_to_stop = lambda: bool(stop.asked)
     stream = updates(
@@ -163,24 +152,20 @@ def fit(
         tokens_per_update=training.tokens_per_update,
         tokens_per_micro_batch=tokens,
         seed=run.seed,
-        start=start,
+        start=record.start,
         rank=int(os.environ.get("RANK", 0)),
         ranks=ranks,
     )
-    trainer.fit(module, interruptible(stream, stop, ranks))
+    with bar:  # off the screen before an error is printed
+        trainer.fit(module, interruptible(stream, stop, ranks))
 
 
-def finish(
-    run: Config,
-    folder: Path,
-    transformer: TranslationModel,
-    dataset: Dataset,
-    record: Record,
-    decoded: Callable[[int], None],
-) -> None:
+def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Dataset, record: Record) -> None:
     """Decodes the dev set and writes the translations, then the result."""
     transformer.to(run.hardware.device)
-    figures, translations = evaluate(transformer, dataset, "dev", run, decoded)
+    print(f"{run.experiment}: decoding the dev set", flush=True)
+    with progress.counted(f"{run.experiment}: decoding", len(dataset.pairs("dev")), "sentences") as decoded:
+        figures, translations = evaluate(transformer, dataset, "dev", run, decoded)
     record.add_dev(run.training.max_steps, figures["nats"], figures["tokens"])  # unless a signal left no time for it
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in translations))
     sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
@@ -244,13 +229,10 @@ def quieten() -> None:
     """Leaves out what Lightning says of itself and of torch."""
     for library in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(library).setLevel(logging.ERROR)
-    # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-    # Lightning's advice wherever SLURM is installed: the ranks are ours, and srun is not asked for them
-    warnings.filterwarnings("ignore", message=".*srun.*command is available")
-    # ... and of a GPU that is not asked for; torch's of products in float32 that are not to be rounded
-    warnings.filterwarnings("ignore", message=".*GPU available but not used")
-    warnings.filterwarnings("ignore", message=".*TensorFloat32 tensor cores")
+    # pytorch-lightning 2.6.6 asks torch 2.13 in a way that the next torch will not answer; then Lightning's advice of
+    # SLURM and of a GPU that is not asked for; torch's of products in float32 that are not to be rounded
+    for words in ("LeafSpec", "srun.*command is available", "GPU available but not used", "TensorFloat32 tensor cores"):
+        warnings.filterwarnings("ignore", message=f".*{words}")
 
 
 def main(folder: Path, run: Config | None = None) -> int:

@@ -17,14 +17,14 @@ from aiayn.data import prepare
 from aiayn.runs import records
 from aiayn.runs.records import row_group
 
-# How long a run waits for W&B once it has ended, or is to leave, and how many rows it keeps for it until then.
-HANG_TIMEOUT = 60.0
-LEAVING_TIMEOUT = 10.0
-ROWS_KEPT = 10_000
+# How long a run waits for W&B once it has ended, or is to leave.
+HANG_TIMEOUT, LEAVING_TIMEOUT = 60.0, 10.0
 # The key under which a row holds sample translations: of so many sentences, each with its source and reference.
 TRANSLATIONS, SAMPLES = "dev/translations", 20
 # What every row of figures is counted by, and the key of the paper's letter beside the run's own configuration.
 STEP, ROW_GROUP = "step", "row_group"
+Rows = queue.SimpleQueue[dict[str, Any] | None]
+"""Rows on their way to W&B; None is the end."""
 
 
 def dev_row(figures: dict[str, Any]) -> dict[str, float]:
@@ -39,10 +39,7 @@ def dev_row(figures: dict[str, Any]) -> dict[str, float]:
 
 
 def group(run: Config) -> str:
-    """The W&B group of all runs of one table: those on the text and with the vocabulary that are prepared here.
-
-    Raises ConfigError where none are.
-    """
+    """The W&B group of all runs of one table: those on the text and the vocabulary prepared here. Or ConfigError."""
     sha256 = prepare.sha256(run)
     if sha256 is None:
         raise ConfigError(
@@ -53,8 +50,7 @@ def group(run: Config) -> str:
 
 def samples(*sides: list[str]) -> list[list[str]]:
     """Sentences from all over the dev set, each with its source, its reference and our translation."""
-    places = range(0, len(sides[0]), max(1, len(sides[0]) // SAMPLES))[:SAMPLES]
-    return [[side[place] for side in sides] for place in places]
+    return [list(row) for row in zip(*sides, strict=True)][:: max(1, len(sides[0]) // SAMPLES)][:SAMPLES]
 
 
 def identity(folder: Path) -> str:
@@ -71,58 +67,30 @@ def view(run: Config, folder: Path, rank: int) -> Iterator[Callable[[dict[str, A
     if run.wandb.mode == "disabled" or rank > 0:
         yield lambda row: None
         return
-    shown = View(run, folder)
+    rows: Rows = queue.SimpleQueue()
+    thread = threading.Thread(target=_show, args=(run, folder, rows), name="wandb", daemon=True)
+    thread.start()
+    timeout = LEAVING_TIMEOUT
     try:
-        yield shown.show
-    except BaseException:
-        shown.close(LEAVING_TIMEOUT)
-        raise
-    shown.close(HANG_TIMEOUT)
+        yield lambda row: rows.put(row) if thread.is_alive() else None
+        timeout = HANG_TIMEOUT
+    finally:
+        rows.put(None)
+        thread.join(timeout)
+        if thread.is_alive():
+            _report(f"it has not answered for {timeout:g} s")
 
 
-class View:
-    """Rows on their way to W&B."""
+def _report(cause: str) -> None:
+    line = " ".join(records.without_secrets(cause).split())[:300]
+    print(f"W&B is out of order, the run does not wait for it: {line}", flush=True)
 
-    def __init__(self, run: Config, folder: Path) -> None:
-        self.run, self.folder = run, folder
-        self.rows: queue.Queue[dict[str, Any] | None] = queue.Queue(ROWS_KEPT)
-        self.given_up = False
-        self.thread = threading.Thread(target=self._pass_on, name="wandb", daemon=True)
-        self.thread.start()
 
-    def show(self, row: dict[str, Any] | None) -> None:
-        """Hands a row over, without waiting for anything."""
-        try:
-            if not self.given_up:
-                self.rows.put_nowait(row)
-        except queue.Full:
-            self._give_up("it does not answer")
-
-    def close(self, timeout: float) -> None:
-        """Waits until W&B has everything, for so many seconds at most."""
-        self.show(None)
-        self.thread.join(timeout)
-        if self.thread.is_alive():
-            self._give_up(f"it has not answered for {timeout:g} s")
-
-    def _give_up(self, cause: str) -> None:
-        if not self.given_up:
-            self.given_up = True
-            line = " ".join(records.without_secrets(cause).split())[:300]
-            print(f"W&B is out of order, the run does not wait for it: {line}", flush=True)
-
-    def _pass_on(self) -> None:
-        try:
-            self._show_all()
-        except BaseException as error:  # W&B raises SystemExit and KeyboardInterrupt too
-            self._give_up(f"{type(error).__name__}: {error}")
-
-    def _show_all(self) -> None:
-        run = self.run
+def _show(run: Config, folder: Path, rows: Rows) -> None:
+    try:
         os.environ.setdefault("WANDB_SILENT", "true")
         if run.wandb.mode == "offline":
-            # Or it would send its own telemetry even then
-            os.environ["WANDB_ERROR_REPORTING"] = "false"
+            os.environ["WANDB_ERROR_REPORTING"] = "false"  # or it would send its own telemetry even then
         import wandb
 
         name = run.experiment + folders.variation(run)
@@ -130,9 +98,9 @@ class View:
             project=run.wandb.project,
             entity=run.wandb.entity,
             mode="online" if run.wandb.mode == "online" else "offline",
-            dir=self.folder,
+            dir=folder,
             # An agent of `wandb sweep` waits for the run that it has named: W&B takes WANDB_RUN_ID
-            id=None if os.environ.get("WANDB_SWEEP_ID") else identity(self.folder),
+            id=None if os.environ.get("WANDB_SWEEP_ID") else identity(folder),
             name=f"{name} seed {run.seed}",
             group=group(run),
             job_type="train",
@@ -143,11 +111,12 @@ class View:
             settings=wandb.Settings(init_timeout=60, console="off"),
         )
         logged.define_metric("*", step_metric=STEP)
-        while (row := self.rows.get()) is not None:
+        for row in iter(rows.get, None):
             if TRANSLATIONS in row:
-                table = wandb.Table(columns=["source", "reference", "ours"], data=row[TRANSLATIONS])
-                row = {**row, TRANSLATIONS: table}
+                row[TRANSLATIONS] = wandb.Table(columns=["source", "reference", "ours"], data=row[TRANSLATIONS])
             logged.log(row)
         logged.finish()
         if run.wandb.mode == "offline":
-            print(f"W&B: kept offline; to show it: wandb sync {self.folder}/wandb/offline-run-*", flush=True)
+            print(f"W&B: kept offline; to show it: wandb sync {folder}/wandb/offline-run-*", flush=True)
+    except BaseException as error:  # W&B raises SystemExit and KeyboardInterrupt too
+        _report(f"{type(error).__name__}: {error}")
