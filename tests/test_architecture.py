@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -22,25 +21,11 @@ TESTS = ROOT / "tests"
 FILES = {path.stem.removeprefix("test_"): path for path in TESTS.rglob("test_*.py")}
 
 # In dependency order: a module imports from its own package, without a circle, and from those before it.
+ALONE = ("manual", "cli", "__main__")  # modules in no package
 PACKAGES = (
-    *(
-        "core",
-        "config",
-        "paper",
-        "alternatives",
-        "data",
-        "runs",
-        "evaluation",
-        "training",
-        "cost",
-        "sweep",
-        "tables",
-        "report",
-        "bench",
-    ),
-    *("manual", "cli", "__main__"),
+    *("core", "config", "paper", "alternatives", "data", "runs", "evaluation"),
+    *("training", "cost", "sweep", "tables", "report", "bench", *ALONE),
 )
-ALONE = {"manual", "cli", "__main__"}  # modules in no package
 ROOMS = {
     "wandb": {"training.wandb_log", "report.wandb_workspace"},
     "wandb_workspaces": {"report.wandb_workspace"},
@@ -70,7 +55,6 @@ def source(module: str) -> Path:
 
 
 MODULES = {module_of(path) for path in SOURCE.rglob("*.py") if "plugins" not in path.parts and path.stem != "__init__"}
-PAPER = sorted(module for module in MODULES if module.startswith("paper."))
 
 
 @cache
@@ -101,7 +85,7 @@ def upward(order: Sequence[str]) -> list[str]:
 def test_every_module_is_in_a_package_of_three_to_nine():
     sizes = Counter(module.rpartition(".")[0] for module in MODULES)
     assert {*sizes, *ALONE} - {""} == {*PACKAGES}
-    assert {module for module in MODULES if "." not in module} == ALONE
+    assert {module for module in MODULES if "." not in module} == {*ALONE}
     assert {package: size for package, size in sizes.items() if package and not 3 <= size <= 9} == {}
 
 
@@ -177,51 +161,15 @@ def test_each_library_has_its_rooms():
         assert found == rooms, library
 
 
-LOADED = """
-import os, sys
-import torch
-alone = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
-for module in sys.argv[1:]:
-    sys.stdout.flush()
-    if os.fork() == 0:
-        try:
-            __import__(module)
-            ours = {name for name in sys.modules if name.startswith("aiayn.")}
-            others = {name.partition(".")[0] for name in sys.modules} - alone - {"aiayn"}
-            slow = {"torch._dynamo"} & set(sys.modules)  # torch.compile: seconds, for what only a GPU needs
-            print(module, *ours, *others, *slow, flush=True)
-        finally:
-            os._exit(0)
-    os.wait()
-"""
+def test_the_papers_modules_import_each_other_and_torch_alone():
+    """Inside of functions, too."""
 
+    def others(module: str) -> set[str]:
+        names = {name for name in imports(source(module)) if not name.startswith("aiayn.paper.")}
+        return {name for name in names if name.partition(".")[0] not in {"torch"} | sys.stdlib_module_names}
 
-def loaded(modules: list[str]) -> dict[str, set[str]]:
-    """Of ours and of third parties what each module loads, alone in a process that has imported torch and no more."""
-    done = subprocess.run([sys.executable, "-c", LOADED, *modules], capture_output=True, text=True, check=True)
-    lines = [line.split() for line in done.stdout.splitlines()]
-    return {module: set(names) for module, *names in lines}
-
-
-def test_the_papers_modules_load_each_other_and_torch_alone():
-    found = loaded(["aiayn.data.update_plan", *(f"aiayn.{module}" for module in PAPER)])
-    control = found.pop("aiayn.data.update_plan")
-    assert {"aiayn.config.schema", "aiayn.paper.batch"} < control
-    assert len(found) == len(PAPER)
-    for module, names in found.items():
-        assert module in names
-        assert [name for name in names if not name.startswith("aiayn.paper")] == [], module
-
-
-def test_the_papers_modules_import_nothing_else_later():
-    """Inside of their functions, where the test above would not see it."""
-    for module in PAPER:
-        tops = {name.partition(".")[0] for name in imports(source(module))}
-        assert tops <= {"aiayn", "torch"} | sys.stdlib_module_names, module
-    assert (
-        not {name.partition(".")[0] for name in imports(source("evaluation.metrics"))}
-        <= {"aiayn"} | sys.stdlib_module_names
-    )  # control
+    assert {name for module in MODULES if module.startswith("paper.") for name in others(module)} == set()
+    assert others("data.update_plan")  # control
 
 
 def test_the_metrics_know_no_framework():
@@ -252,10 +200,9 @@ def writes(tree: ast.AST) -> set[str]:
             continue
         name = ast.unparse(node.func)
         *owner, method = name.split(".")
-        modes = [
-            word.value for word in [*node.args, *(k.value for k in node.keywords)] if isinstance(word, ast.Constant)
-        ]
-        if method == "open" and any(set(str(mode)) & set("wax+") for mode in modes if str(mode).isascii()):
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        modes = [str(word.value) for word in given if isinstance(word, ast.Constant)]
+        if method == "open" and any(set(mode) & set("wax+") for mode in modes if mode.isascii()):
             found.add(name)
         if owner[:1] != ["storage"] and method in WRITES:
             found.add(name)
@@ -271,31 +218,6 @@ def test_only_storage_writes_files():
             assert found  # control: the test sees what is written
         else:
             assert found == SAVED_ELSEWHERE.get(path.stem, set()), path
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(
-            "open(p, 'w')",
-            "p.open('ab')",
-            "open(p, mode='r+')",
-            "gzip.open(p, 'wt')",
-            "p.write_text(t)",
-            "os.remove(p)",
-        ),
-        *(
-            "p.unlink()",
-            "os.replace(a, b)",
-            "p.rename(q)",
-            "import tempfile",
-            "from shutil import move",
-            "json.dump(a, b)",
-        ),
-    ],
-)
-def test_a_line_that_writes_is_seen(line):  # control
-    assert writes(ast.parse(line))
 
 
 @pytest.mark.usefixtures("signals")

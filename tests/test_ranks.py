@@ -1,7 +1,6 @@
 """Two real ranks: they stop together, one's death ends the other, and a run may go from 1 to 2 and back to 1."""
 
 import dataclasses
-import json
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trained_runs import equal
+from trained_runs import equal, rows
 
 from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
@@ -63,7 +62,7 @@ def sabotage(tmp_path, monkeypatch):
 
 
 def on(devices: int, run: schema.Config) -> schema.Config:
-    return dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, devices=devices, precision="64-true"))
+    return schema.vary(run, hardware={"devices": devices, "precision": "64-true"})
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:
@@ -105,14 +104,12 @@ def test_a_signal_to_one_rank_stops_both_and_1_2_1_ranks_are_1(toy_run, tmp_path
     for name, weight in one.items():
         assert weight.dtype == torch.float64
         assert torch.allclose(weight, mixed[name], rtol=0, atol=1e-9), name
-    sentences = [
-        [(row["step"], row["source_tokens"], row["target_tokens"]) for row in rows if "train/loss" in row]
-        for rows in (
-            map(json.loads, storage.read_lines(at / "metrics.jsonl")) for at in (folder, folders.run_folder(whole))
-        )
+    tokens = [
+        [(row["step"], row["source_tokens"], row["target_tokens"]) for row in rows(at) if "train/loss" in row]
+        for at in (folder, folders.run_folder(whole))
     ]
-    assert sentences[0] == sentences[1]
-    assert len(sentences[0]) == 6
+    assert tokens[0] == tokens[1]
+    assert len(tokens[0]) == 6
 
 
 @pytest.mark.slow

@@ -90,24 +90,6 @@ def test_a_part_does_what_its_definition_says(name: str) -> None:
     assert not torch.allclose(other, expected[0])
 
 
-def test_the_reference_without_a_part_is_the_transformer() -> None:
-    model, (source, target) = transformer(), PAIRS[0]
-    found = by_definition(model, source, [BOS, *target[:-1]])
-    torch.testing.assert_close(model(batch([source], [target])), found)
-    for part in PARTS.values():
-        if part not in (PARTS["relative_positions"], PARTS["additive"]):  # whose weights this model lacks
-            assert not torch.allclose(by_definition(model, source, [BOS, *target[:-1]], **part), found)  # control
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_only_scores_with_weights_add_any_to_those_of_table_3(name: str) -> None:
-    ours, base = transformer(**PARTS[name]).state_dict(), transformer().state_dict()
-    new = {key.rpartition(".")[2] for key in ours.keys() - base.keys()}
-    assert new == {"additive": {"v"}, "relative_positions": {"vectors"}}.get(name, set())
-    assert base.keys() <= ours.keys()
-    assert all(ours[key].shape == value.shape for key, value in base.items())
-
-
 @pytest.mark.parametrize("name", PARTS)
 def test_every_gradient_equals_finite_differences(name: str) -> None:
     sizes: dict[str, Any] = {"num_layers": 2, "d_model": 4, "d_ff": 5, "num_heads": 2, "d_k": 2, "d_v": 3}

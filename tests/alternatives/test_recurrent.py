@@ -78,13 +78,6 @@ def test_the_logits_are_those_of_the_equations_written_as_loops(attention: bool)
         torch.testing.assert_close(logits, reference(model, source, [BOS, *target[:-1]]))
 
 
-def test_attention_is_what_the_two_kinds_differ_in() -> None:  # control of the test above
-    model = recurrent(attention=True)
-    fixed = copy.deepcopy(model)
-    fixed.attention = None
-    assert not torch.allclose(model(batch()), fixed(batch()))
-
-
 @KINDS
 def test_a_later_target_token_changes_no_earlier_logit(attention: bool) -> None:
     model_properties.assert_a_later_target_token_changes_no_earlier_logit(recurrent(attention))
@@ -137,11 +130,6 @@ def test_reordered_hypotheses_go_on_from_their_own_past(attention: bool) -> None
 
 
 @KINDS
-def test_reordering_matters(attention: bool) -> None:  # control of the test above
-    model_properties.assert_reordering_matters(RecurrentDecoder(recurrent(attention)).start)
-
-
-@KINDS
 def test_greedy_search_takes_the_best_token_of_the_loops(attention: bool) -> None:
     model, extra = recurrent(attention), 3
     options = {"beam_size": 1, "length_penalty": 0.6, "max_extra": extra, "bos": BOS, "eos": EOS}
@@ -179,22 +167,18 @@ def test_a_smoke_row_is_trained_evaluated_and_translates(digits: list[str], aiay
 
 
 @pytest.mark.parametrize("command", [export, attention_maps, bench])
-def test_what_is_only_for_transformers_is_refused(
-    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_only_for_transformers_is_refused(command: Any, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"rnn_attention: .* such as (experiment=)?base"):
         command.main(compose.compose_row("experiment=s_rnn_attention", "format=safetensors"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_rows_are_recurrent_models_of_their_own_sizes() -> None:
-    for kind, attention in (("rnn", False), ("rnn_attention", True)):
-        for width in (512, 64):
-            run = compose.compose_row(f"experiment=s_{kind}", "scale=paper", f"model.d_model={width}")
-            with torch.device("meta"):
-                model = train.build(run, 101)
-            assert isinstance(model, RecurrentModel)
-            assert (model.attention is not None) == attention
-            assert (len(model.encoder), len(model.decoder), model.embedding.weight.shape) == (4, 4, (101, width))
-            assert {dropout.probability for dropout in [*model.source_dropouts, *model.target_dropouts]} == {0.2}
+@pytest.mark.parametrize(("kind", "attention"), [("rnn", False), ("rnn_attention", True)])
+def test_the_rows_are_recurrent_models_of_their_own_sizes(kind: str, attention: bool) -> None:
+    with torch.device("meta"):
+        model = train.build(compose.compose_row(f"experiment=s_{kind}", "scale=paper"), 101)
+    assert isinstance(model, RecurrentModel)
+    assert (model.attention is not None) == attention
+    assert (len(model.encoder), len(model.decoder), model.embedding.weight.shape) == (4, 4, (101, 512))
+    assert {dropout.probability for dropout in [*model.source_dropouts, *model.target_dropouts]} == {0.2}

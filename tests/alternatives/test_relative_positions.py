@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from aiayn.alternatives.relative_positions import RelativePositions
 from aiayn.paper.attention import distances, scaled_dot_products
@@ -44,25 +43,12 @@ def test_values_and_gradients_are_those_of_the_naive_gather(queries: int, keys: 
         torch.testing.assert_close(one, other)
 
 
-class Sizes(TorchDispatchMode):
-    """Records how many elements each tensor has that is made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[int] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        made = function(*arguments, **(options or {}))
-        self.found += [x.numel() for x in (made if isinstance(made, tuple | list) else [made]) if isinstance(x, Tensor)]
-        return made
-
-
 def largest(make: Any, length: int) -> int:
-    """Elements of the largest tensor in a forward and a backward pass over sentences of this length."""
-    relative, q, k = drawn(length, length, 16)
-    with Sizes() as sizes:
-        make(relative, q, k).sum().backward()
-    return max(sizes.found)
+    """Elements of the largest tensor that is kept for the backward pass over sentences of this length."""
+    sizes = list[int]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        make(*drawn(length, length, 16))
+    return max(sizes)
 
 
 def test_no_vector_is_made_for_a_pair_of_tokens() -> None:
