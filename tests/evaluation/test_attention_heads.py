@@ -6,7 +6,6 @@ import torch
 from models import BOS, PARTS, batch, transformer
 
 from aiayn.evaluation.attention_heads import weights_of
-from aiayn.paper.transformer import DecoderLayer
 
 ONE = batch([[5, 7, 11, 13, 3]], [[8, 9, 10, 3]])
 
@@ -24,7 +23,7 @@ def test_every_head_has_weights_and_each_row_sums_to_1() -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_weights_follow_the_scores_of_the_row(name: str) -> None:
     found, plain = weights_of(transformer(**PARTS[name]), ONE), weights_of(transformer(), ONE)
-    assert all(np.allclose(of_layer.sum(-1), 1, atol=1e-5) for layers in found.values() for of_layer in layers)
+    assert np.allclose(found["encoder"][0].sum(-1), 1, atol=1e-5)
     same = np.allclose(found["encoder"][0], plain["encoder"][0])
     assert same == (PARTS[name].get("positions", "sinusoids") == "sinusoids" and "scores" not in PARTS[name])
 
@@ -32,9 +31,8 @@ def test_weights_follow_the_scores_of_the_row(name: str) -> None:
 def test_the_weights_are_those_that_made_the_output() -> None:
     """The last layer's attention to the encoder, put together by hand from the weights, is what that layer returned."""
     model = transformer()
-    layer = model.decoder[-1]
-    assert isinstance(layer, DecoderLayer)
-    attention = layer.memory_attention
+    before = model(ONE)
+    attention = model.get_submodule("decoder.1.memory_attention")
     seen: list[torch.Tensor] = []
     with attention.register_forward_hook(lambda module, inputs, output: seen.extend((*inputs[:2], output))):
         weights = torch.from_numpy(weights_of(model, ONE)["cross"][-1]).double()
@@ -42,17 +40,8 @@ def test_the_weights_are_those_that_made_the_output() -> None:
     memory, output = seen[1][:5], seen[2][:4]
     _, values = torch.split(attention.key_value(memory), [3 * 5, 3 * 7], -1)
     values = values.unflatten(-1, (3, 7)).transpose(0, 1)  # (H, M, V)
-
-    def by_hand(weights: torch.Tensor) -> torch.Tensor:
-        return attention.output((weights @ values).transpose(0, 1).flatten(1))
-
-    assert torch.allclose(by_hand(weights), output, atol=1e-5)
-    assert not torch.allclose(by_hand(weights.flip(-1)), output, atol=1e-3)  # control
-
-
-def test_looking_leaves_the_model_as_it_was() -> None:
-    model = transformer()
-    before = model(ONE)
-    weights_of(model, ONE)
+    for given, same in ((weights, True), (weights.flip(-1), False)):  # the other one is a control
+        by_hand = attention.output((given @ values).transpose(0, 1).flatten(1))
+        assert torch.allclose(by_hand, output, atol=1e-5) == same
     assert torch.equal(model(ONE), before)
     assert not any(module._forward_hooks for module in model.modules())

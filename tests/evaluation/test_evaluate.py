@@ -4,8 +4,6 @@ import dataclasses
 import json
 import math
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -41,32 +39,24 @@ def nats_by_hand(model, pairs) -> float:
     return total
 
 
-@pytest.mark.parametrize("split", ["dev", "test"])
-def test_the_nats_are_those_of_each_sentence_alone(run, split):
+def test_the_nats_are_those_of_each_sentence_alone(run):
     model, dataset, _ = trained(run)
-    pairs = dataset.pairs(split)
+    pairs, asked = dataset.pairs("dev"), []
     expected = nats_by_hand(model.double(), pairs)
     model.train()  # measuring leaves that as it is, and drops nothing
-    for tokens_per_batch in (1, 17, 64, 100_000):
-        nats, tokens = evaluate.teacher_forced_nats(model, pairs, tokens_per_batch)
+    for tokens_per_batch in (1, 17, 100_000):
+        asked.append(0)
+
+        def check():
+            asked[-1] += 1
+
+        nats, tokens = evaluate.teacher_forced_nats(model, pairs, tokens_per_batch, check)
         assert nats == pytest.approx(expected, rel=1e-12)
         assert tokens == len(pairs.target_ids)
     assert model.training
-    shorter = evaluate.teacher_forced_nats(model, dataset.pairs("train"), 100_000)
-    assert shorter[0] != pytest.approx(expected, rel=1e-3)  # control
-
-
-def test_measuring_asks_before_each_batch_whether_to_go_on(run):
-    model, dataset, _ = trained(run)
-    asked = {17: 0, 100_000: 0}
-    for tokens in asked:
-
-        def check(tokens=tokens):
-            asked[tokens] += 1
-
-        evaluate.teacher_forced_nats(model, dataset.pairs("dev"), tokens, check)
-    assert asked[17] > 3
-    assert asked[100_000] == 1  # control
+    assert asked[0] == len(pairs) > asked[1] > asked[2] == 1  # before each batch
+    other, _ = evaluate.teacher_forced_nats(model, dataset.pairs("test"), 100_000)
+    assert other != pytest.approx(expected, rel=1e-3)  # control
 
 
 def test_a_line_of_spaces_is_an_empty_sentence(run, monkeypatch):
@@ -96,18 +86,11 @@ def test_evaluating_again_gives_the_result_s_figures(run):
     folder = folders.run_folder(run)
     model, dataset, _ = trained(run)
     figures, translations = evaluate.evaluate(model, dataset, "dev", run)
-    result = json.loads((folder / "result.json").read_text())["dev"]
-    assert json.loads(json.dumps(figures)) == result
+    assert json.loads(json.dumps(figures)) == json.loads((folder / "result.json").read_text())["dev"]
     assert "".join(line + "\n" for line in translations) == (folder / "translations.txt").read_text()
-
-
-def test_the_figures_follow_from_nats_tokens_and_characters(run):
-    model, dataset, _ = trained(run)
-    figures, translations = evaluate.evaluate(model, dataset, "test", run)
-    references = dataset.texts("test", "target")
-    assert len(translations) == len(references) == 43
     assert figures["ppl"] == pytest.approx(math.exp(figures["nats"] / figures["tokens"]))
-    assert figures["bits_per_character"] == pytest.approx(figures["nats"] / math.log(2) / len("".join(references)))
+    characters = len("".join(dataset.texts("dev", "target")))
+    assert figures["bits_per_character"] == pytest.approx(figures["nats"] / math.log(2) / characters)
 
 
 def test_averaging_is_the_mean_of_the_weights(run):
@@ -123,14 +106,16 @@ def test_averaging_is_the_mean_of_the_weights(run):
 
 
 REFUSED = {
-    "never trained": ({"seed": 2}, r"experiment=base: nothing is trained in .*seed2"),
-    "of other values": ({"scale": {"width": 3.0}}, r"scale\.width=3.0: .* holds a run with scale\.width=1.0"),
+    "never trained": ({"seed": 2}, {}, r"experiment=base: nothing is trained in .*seed2"),
+    "of other values": ({}, {"scale": {"width": 3.0}}, r"scale\.width=3.0: .* holds a run with scale\.width=1.0"),
     "keeps too few": (
-        {"average": 4, "training": {"keep_checkpoints": 3}},
+        {"average": 4},
+        {"training": {"keep_checkpoints": 3}},
         r"average=4: .* keeps only 3; train with training.keep_checkpoints=4",
     ),
     "too short": (
-        {"average": 4, "training": {"keep_checkpoints": 5}},
+        {"average": 4},
+        {"training": {"keep_checkpoints": 5}},
         r"average=4: .* keeps only 3; train longer, or",
     ),
 }
@@ -138,27 +123,18 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_a_run_cannot_give_is_refused_with_the_remedy(run, why):
-    changes, refusal = REFUSED[why]
-    sections = {key: value for key, value in changes.items() if isinstance(value, dict)}
-    values = {key: value for key, value in changes.items() if key not in sections}
+    values, sections, refusal = REFUSED[why]
     with pytest.raises(compose.ConfigError, match=refusal):
         trained(dataclasses.replace(schema.vary(run, **sections), **values))
 
 
-def test_a_finished_run_without_checkpoints_is_named(run, monkeypatch):
+def test_a_run_without_checkpoints_or_of_other_text_is_refused(run, monkeypatch):
+    (folders.run_folder(run) / "data.sha256").write_text("0" * 64)
+    with pytest.raises(compose.ConfigError, match=r"data\.name: .* was begun on data with SHA-256 000000000000"):
+        trained(run)
     monkeypatch.setattr(evaluate.checkpoint, "newest", lambda folder, count: [])
     with pytest.raises(compose.ConfigError, match="is finished, but its checkpoints are not here; delete the folder"):
         trained(run)
-
-
-def test_our_bleu_is_that_of_the_sacrebleu_command(run, tmp_path):
-    model, dataset, _ = trained(run)
-    figures, translations = evaluate.evaluate(model, dataset, "test", run)
-    for name, lines in (("ours", translations), ("references", dataset.texts("test", "target"))):
-        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
-    command = ["sacrebleu", tmp_path / "references", "-i", tmp_path / "ours", "-b", "-w", "6", "--force"]
-    done = subprocess.run([sys.executable, "-m", *map(str, command)], capture_output=True, text=True, check=True)
-    assert float(done.stdout) == pytest.approx(figures["bleu"]["sacrebleu"], abs=1e-5)
 
 
 def test_another_beam_search_finds_the_row_s_run(run, capsys):
@@ -174,12 +150,6 @@ def test_another_beam_search_finds_the_row_s_run(run, capsys):
     assert not folders.run_folder(greedy).exists()
 
 
-def test_other_text_than_the_run_was_trained_on_is_refused(run):
-    (folders.run_folder(run) / "data.sha256").write_text("0" * 64)
-    with pytest.raises(compose.ConfigError, match=r"data\.name: .* was begun on data with SHA-256 000000000000"):
-        trained(run)
-
-
 @pytest.mark.parametrize("command", ["evaluate", "translate"])
 def test_a_translation_may_be_longer_by_max_extra(run, monkeypatch, command):
     model, dataset, _ = trained(run)
@@ -192,12 +162,11 @@ def test_a_translation_may_be_longer_by_max_extra(run, monkeypatch, command):
 
     def watched(model, sources, *rest):
         hypotheses = search(model, sources, *rest)
-        found.extend((len(source), len(hypothesis.ids)) for source, hypothesis in zip(sources, hypotheses, strict=True))
+        found.extend(len(hypothesis.ids) - len(source) for source, hypothesis in zip(sources, hypotheses, strict=True))
         return hypotheses
 
     for module in (evaluate, translate):
         monkeypatch.setattr(module, "search", watched)
-    lengths = {}
     for extra in (3, 11):
         found.clear()
         decoding = dataclasses.replace(run.decoding, max_extra=extra)
@@ -205,7 +174,4 @@ def test_a_translation_may_be_longer_by_max_extra(run, monkeypatch, command):
             evaluate.evaluate(model, dataset, "dev", dataclasses.replace(run, decoding=decoding))
         else:
             list(translate.translate(model, dataset, decoding, run.hardware, [b"1 2 3\n", b"4 5\n"], pytest.fail))
-        # Both sides are counted with their ends, and no translation has one
-        assert {of_hypothesis - of_source for of_source, of_hypothesis in found} == {extra + 1}
-        lengths[extra] = list(found)
-    assert lengths[3] != lengths[11]
+        assert set(found) == {extra + 1}  # both sides are counted with their ends, and no translation has one

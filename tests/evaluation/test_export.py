@@ -3,19 +3,19 @@
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from models import batch
 
 from aiayn import cli
 from aiayn.alternatives.parts import transformer
 from aiayn.bench.cases import endless
 from aiayn.config import compose, schema
 from aiayn.core import storage
-from aiayn.data.dataset import Pairs
 from aiayn.data.sentencepiece_bpe import BOS, EOS, Tokenizer
-from aiayn.data.update_plan import gather
 from aiayn.evaluation import export
 from aiayn.evaluation.search import translate_ids
 from aiayn.paper.beam_search import Hypothesis
@@ -27,6 +27,9 @@ VOCABULARY = 101
 LENGTH = 7  # of every source, EOS included, so that all outputs have one limit
 LIMIT = 18
 SUBWORDS = [f"subword{number}" for number in range(VOCABULARY)]
+SOURCES = list(np.random.default_rng(5).integers(EOS + 1, VOCABULARY, (13, LENGTH - 1)))
+TARGETS = list(np.random.default_rng(7).integers(EOS + 1, VOCABULARY, (13, 5)))
+NAMES = [[[SUBWORDS[token] for token in sentence] for sentence in side] for side in (SOURCES, TARGETS)]
 
 
 def random_model(row: schema.Config) -> Transformer:
@@ -47,14 +50,10 @@ def smoke(name: str) -> schema.Config:
     return compose.compose_row(f"experiment={name}", "scale=smoke")
 
 
-SOURCES = list(np.random.default_rng(5).integers(EOS + 1, VOCABULARY, (13, LENGTH - 1)))
-TARGETS = list(np.random.default_rng(7).integers(EOS + 1, VOCABULARY, (13, 5)))
-
-
-def searched(model: Transformer, beam_size: int) -> list[Hypothesis]:
+def searched(model: Transformer, sources: list[np.ndarray], beam_size: int, max_extra: int) -> list[Hypothesis]:
     """By log probability alone: CTranslate2 does not have the length penalty of Wu et al."""
-    options = {"beam_size": beam_size, "length_penalty": 0.0, "max_extra": LIMIT - LENGTH, "bos": BOS, "eos": EOS}
-    return translate_ids(TransformerDecoder(model), SOURCES, tokens_per_batch=1000, **options)
+    options = {"beam_size": beam_size, "length_penalty": 0.0, "max_extra": max_extra, "bos": BOS, "eos": EOS}
+    return translate_ids(TransformerDecoder(model), sources, tokens_per_batch=500, **options)
 
 
 def translator(folder: Path):
@@ -62,33 +61,22 @@ def translator(folder: Path):
     return ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
 
 
-def translated(folder: Path, beam_size: int) -> list:
-    return translator(folder).translate_batch(
-        [[SUBWORDS[token] for token in source] for source in SOURCES],
-        beam_size=beam_size,
-        length_penalty=0,
-        max_decoding_length=LIMIT,
-        min_decoding_length=0,
-    )
-
-
-def numbers(subwords: list[str]) -> list[int]:
-    return [SUBWORDS.index(subword) for subword in subwords]
+def translated(folder: Path, sources: list[list[str]], names: list[str], beam_size: int, limit: int) -> list[list[int]]:
+    limits = {"max_decoding_length": limit, "min_decoding_length": 0}
+    results = translator(folder).translate_batch(sources, beam_size=beam_size, length_penalty=0, **limits)
+    return [[names.index(name) for name in result.hypotheses[0]] for result in results]
 
 
 def our_log_probabilities(model: Transformer) -> torch.Tensor:
     """Of each token of TARGETS and the EOS after it, given SOURCES, as (sentences, tokens)."""
-    sides = [[np.append(sentence, EOS) for sentence in side] for side in (SOURCES, TARGETS)]
-    offsets = [np.concatenate([[0], np.cumsum([len(sentence) for sentence in side])]) for side in sides]
-    pairs = Pairs(np.concatenate(sides[0]), offsets[0], np.concatenate(sides[1]), offsets[1])
-    batch = gather(pairs, np.arange(len(SOURCES)))
+    sides = [[[*sentence, EOS] for sentence in side] for side in (SOURCES, TARGETS)]
+    given = batch(*sides)
     with torch.no_grad():
-        return model(batch).log_softmax(-1).gather(1, batch.target.unsqueeze(1)).view(len(SOURCES), -1)
+        return model(given).log_softmax(-1).gather(1, given.target.unsqueeze(1)).view(len(SOURCES), -1)
 
 
 def ctranslate2_log_probabilities(folder: Path) -> torch.Tensor:
-    subwords = [[[SUBWORDS[token] for token in sentence] for sentence in side] for side in (SOURCES, TARGETS)]
-    return torch.tensor([result.log_probs for result in translator(folder).score_batch(*subwords)])
+    return torch.tensor([result.log_probs for result in translator(folder).score_batch(*NAMES)])
 
 
 @pytest.mark.parametrize("name", schema.ROWS)
@@ -103,8 +91,8 @@ def test_ctranslate2_computes_what_we_do_for_every_row(name, tmp_path):
         ctranslate2_log_probabilities(tmp_path), our_log_probabilities(model), atol=5e-3, rtol=1e-3
     )
     for beam_size in (1, 4):
-        found = [numbers(result.hypotheses[0]) for result in translated(tmp_path, beam_size)]
-        assert found == [hypothesis.ids for hypothesis in searched(model, beam_size)]
+        found = translated(tmp_path, NAMES[0], SUBWORDS, beam_size, LIMIT)
+        assert found == [hypothesis.ids for hypothesis in searched(model, SOURCES, beam_size, LIMIT - LENGTH)]
 
 
 def test_queries_of_another_width_need_another_scale(tmp_path, monkeypatch):  # control
@@ -115,7 +103,7 @@ def test_queries_of_another_width_need_another_scale(tmp_path, monkeypatch):  # 
         query, *rest = right(attention, width)
         query.weight.data *= 2
         query.bias.data *= 2
-        return export.Projections(query, *rest)
+        return query, *rest
 
     monkeypatch.setattr(export, "projections", scaled)
     export.export(model, SUBWORDS, "ctranslate2", tmp_path)
@@ -143,23 +131,9 @@ def test_an_exported_run_translates_text_as_ours_in_ctranslate2(exported):
     lines = dataset.texts("dev", "source")
     tokenizer = Tokenizer(folder / "tokenizer.model")
     ids = tokenizer.encode(lines)
-    results = translator(folder).translate_batch(
-        [[tokenizer.subwords[token] for token in sentence] for sentence in ids],
-        beam_size=1,
-        max_decoding_length=50,
-        min_decoding_length=0,
-    )
-    found = [[tokenizer.subwords.index(subword) for subword in result.hypotheses[0]] for result in results]
-    expected = translate_ids(
-        TransformerDecoder(model),
-        ids,
-        tokens_per_batch=500,
-        beam_size=1,
-        length_penalty=0.0,
-        max_extra=50,
-        bos=BOS,
-        eos=EOS,
-    )
+    sources = [[tokenizer.subwords[token] for token in sentence] for sentence in ids]
+    found = translated(folder, sources, tokenizer.subwords, 1, 50)
+    expected = searched(model, ids, 1, 50)
     assert found == [hypothesis.ids[:50] for hypothesis in expected]  # their limit knows no source length
     assert tokenizer.decode(found) == dataset.tokenizer.decode([hypothesis.ids[:50] for hypothesis in expected])
     assert sum(hypothesis.finished for hypothesis in expected) > 20
@@ -167,17 +141,20 @@ def test_an_exported_run_translates_text_as_ours_in_ctranslate2(exported):
 
 def test_safetensors_hold_every_weight_to_the_bit(exported):
     model, _, folder = exported("safetensors")
-    import safetensors.torch
+    assert_loads(model, folder, **storage.json.loads((folder / "aiayn.json").read_text()))
 
-    sizes = storage.json.loads((folder / "aiayn.json").read_text())
+
+def assert_loads(model: Transformer, folder: Path, **sizes: Any) -> None:
+    from safetensors.torch import load_file
+
     again = transformer(**sizes)
     assert not torch.equal(again.embedding.weight, model.embedding.weight)  # control
-    again.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"))
+    again.load_state_dict(load_file(folder / "model.safetensors"))
     for (name, there), ours in zip(again.state_dict().items(), model.state_dict().values(), strict=True):
         assert torch.equal(there, ours), name
 
 
-@pytest.mark.parametrize("part", ["positions=relative", "positions=none", "scores=dot", "residual=none"])
+@pytest.mark.parametrize("part", ["positions=relative", "scores=dot", "residual=none"])
 def test_ctranslate2_refuses_parts_from_beyond_table_3(finished, part, tmp_path):
     words = [*finished, f"model.{part}", f"output={tmp_path}/runs"]
     refusal = r"^format=ctranslate2: holds models of Table 3's parts.*use format=safet"
@@ -190,16 +167,11 @@ def test_ctranslate2_refuses_parts_from_beyond_table_3(finished, part, tmp_path)
 
 @pytest.mark.parametrize("name", ["f_relative_positions", "f_additive", "f_no_residual_positions"])
 def test_safetensors_hold_parts_from_beyond_table_3(name, tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch", reason="needs the extra: pip install -e '.[export]'")
-    row = smoke(name)
-    sizes = {**dataclasses.asdict(row.model), "max_length": 11, "vocab_size": VOCABULARY}
-    torch.manual_seed(3)
-    model, again = transformer(**sizes), transformer(**sizes)
-    export.export(model, SUBWORDS, "safetensors", tmp_path / "out")
-    again.load_state_dict(safetensors.load_file(tmp_path / "out" / "model.safetensors"))
-    assert not torch.equal(transformer(**sizes).embedding.weight, model.embedding.weight)  # control
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, again.state_dict()[key])
+    pytest.importorskip("safetensors", reason="needs the extra: pip install -e '.[export]'")
+    sizes = {**dataclasses.asdict(smoke(name).model), "max_length": 11, "vocab_size": VOCABULARY}
+    model = transformer(**sizes)
+    export.export(model, SUBWORDS, "safetensors", tmp_path)
+    assert_loads(model, tmp_path, **sizes)
 
 
 def test_another_format_and_a_missing_library_are_refused(finished, monkeypatch):

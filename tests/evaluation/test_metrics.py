@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import math
 import subprocess
 import sys
@@ -14,8 +13,6 @@ import pytest
 import sacrebleu
 import sacremoses
 
-from aiayn.data import parallel_text
-from aiayn.data.parallel_text import read_pairs
 from aiayn.evaluation.metrics import bits_per_character, bleu, bleu_of_counts, paper_counts, paper_tokens, perplexity
 
 REFERENCES = [
@@ -38,16 +35,6 @@ HYPOTHESES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def real_text() -> tuple[list[str], list[str]]:
-    folder = Path(__file__).resolve().parents[3] / "shared" / "data" / "newstest2013"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not here")
-    with lzma.open(folder / "newstest2013.de.xz", "rt", encoding="utf-8", newline="\n") as file:
-        references = [line.rstrip("\n") for line in file][:211]
-    return [" ".join(line.split()[: 3 + i % 17]) for i, line in enumerate(references)], references
-
-
 def multi_bleu(hypotheses: list[str], references: list[str]) -> float:
     """The recipe of Papineni et al. (2002) on white space, unsmoothed."""
     matches, totals, sides = [0] * 4, [0] * 4, [0, 0]
@@ -65,50 +52,30 @@ def multi_bleu(hypotheses: list[str], references: list[str]) -> float:
     return 100 * precision * min(1.0, math.exp(1 - sides[1] / sides[0]))
 
 
-def test_the_perplexity_of_a_uniform_model_is_the_size_of_its_vocabulary() -> None:
-    for vocab_size in (2, 37, 37_003):
+def test_perplexity_and_bits_of_uniform_and_diverged_models() -> None:
+    for vocab_size in (2, 37_003):
         assert perplexity(101 * math.log(vocab_size), 101) == pytest.approx(vocab_size, rel=1e-13)
-
-
-def test_a_diverged_model_has_a_perplexity_that_is_infinite_or_not_a_number_instead_of_an_error() -> None:
-    assert perplexity(1e6, 13) == math.inf
-    assert perplexity(math.inf, 13) == math.inf
+    assert perplexity(1e6, 13) == perplexity(math.inf, 13) == math.inf
     assert math.isnan(perplexity(math.nan, 13))
-
-
-def test_bits_per_character_of_a_fair_coin_for_each_character_is_one() -> None:
     assert bits_per_character(23 * math.log(2), 23) == pytest.approx(1.0, rel=1e-15)
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("language", "line", "expected"),
     [
-        ("Das ist ein Test.", "Das ist ein Test ."),
-        ("rich-text format", "rich ##AT##-##AT## text format"),
-        ("Rich-Text-Format", "Rich ##AT##-##AT## Text ##AT##-##AT## Format"),
+        ("de", "Das ist ein Test.", "Das ist ein Test ."),
+        ("de", "Rich-Text-Format", "Rich ##AT##-##AT## Text ##AT##-##AT## Format"),
         # The search goes on behind a match: a single letter between two hyphens is split once, as in the authors' Perl
-        ("a-b-c", "a ##AT##-##AT## b-c"),
-        ("ein- oder aus", "ein- oder aus"),
-        ("Am 3. März & z.B. heute", "Am 3. März & z.B. heute"),
-        ("##AT##", "# # AT # #"),
-        ("", ""),
+        ("de", "a-b-c", "a ##AT##-##AT## b-c"),
+        ("de", "ein- oder aus", "ein- oder aus"),
+        ("de", "Am 3. März & z.B. heute", "Am 3. März & z.B. heute"),
+        ("de", "##AT##", "# # AT # #"),
+        ("de", "", ""),
+        ("fr", "Aujourd'hui, dit-il : « a-b ».", "Aujourd' hui , dit-il : « a-b » ."),  # compounds stay
     ],
 )
-def test_paper_tokens_are_moses_tokens_with_compounds_split(line: str, expected: str) -> None:
-    assert paper_tokens(line, "de") == expected
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("l'homme d'État", "l' homme d' État"),
-        ("Aujourd'hui, dit-il : « a-b ».", "Aujourd' hui , dit-il : « a-b » ."),  # compounds are split in German alone
-        ("", ""),
-    ],
-)
-def test_paper_tokens_of_french_are_moses_s_french(line: str, expected: str) -> None:
-    assert paper_tokens(line, "fr") == expected
-    assert not line or paper_tokens(line, "de") != expected  # control
+def test_paper_tokens_are_moses_tokens_with_compounds_split(language: str, line: str, expected: str) -> None:
+    assert paper_tokens(line, language) == expected
 
 
 def test_bleu_and_its_signature_are_those_of_the_target_language() -> None:
@@ -149,15 +116,6 @@ def test_paper_bleu_equals_unsmoothed_bleu_of_the_paper_tokens() -> None:
     assert missing["sacrebleu"] > 0.0
 
 
-def test_on_real_text_all_three_agree_with_their_references(real_text: tuple[list[str], list[str]]) -> None:
-    hypotheses, references = real_text
-    ours = bleu(hypotheses, references, "de")
-    sides = [[paper_tokens(line, "de") for line in lines] for lines in real_text]
-    assert ours.bleu["paper"] == pytest.approx(multi_bleu(*sides), rel=1e-12)
-    assert ours.bleu["sacrebleu"] == sacrebleu.corpus_bleu(hypotheses, [references]).score
-    assert ours.bleu_ci95[0] < ours.bleu["sacrebleu"] < ours.bleu_ci95[1]
-
-
 def test_signatures_name_tokenisation_smoothing_and_version() -> None:
     signatures = bleu(HYPOTHESES, REFERENCES, "de").signatures
     assert signatures.keys() == {"paper", "sacrebleu", "intl"}
@@ -182,33 +140,16 @@ def test_the_interval_is_the_percentiles_of_resampled_corpora() -> None:
     assert scores[961] <= high <= scores[987]
 
 
-def test_the_interval_of_one_sentence_is_its_score() -> None:
-    one = bleu(HYPOTHESES[:1], REFERENCES[:1], "de")
-    assert one.bleu_ci95 == pytest.approx([one.bleu["sacrebleu"]] * 2, rel=1e-12)
-
-
 def test_a_perfect_translation_scores_100_and_empty_ones_0() -> None:
     assert bleu(REFERENCES, REFERENCES, "de").bleu == pytest.approx({"paper": 100.0, "sacrebleu": 100.0, "intl": 100.0})
     empty = bleu([""] * 3, REFERENCES[:3], "de")
     assert empty.bleu == {"paper": 0.0, "sacrebleu": 0.0, "intl": 0.0}
     assert empty.bleu_ci95 == [0.0, 0.0]
+    one = bleu(HYPOTHESES[:1], REFERENCES[:1], "de")
+    assert one.bleu_ci95 == pytest.approx([one.bleu["sacrebleu"]] * 2, rel=1e-12)
 
 
-@pytest.mark.parametrize(("hypotheses", "references"), [(2, 1), (1, 2), (0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize(("hypotheses", "references"), [(2, 1), (0, 3), (0, 0)])
 def test_counts_that_differ_or_are_zero_are_refused_with_both(hypotheses: int, references: int) -> None:
     with pytest.raises(ValueError, match=rf"{hypotheses} hypotheses and {references} references"):
         bleu(HYPOTHESES[:hypotheses], REFERENCES[:references], "de")
-
-
-@pytest.mark.slow
-def test_what_scores_without_a_model_on_the_embedded_dev_set() -> None:
-    train, dev = (list(read_pairs(parallel_text.EMBEDDED["tiny"][split], None)) for split in ("train", "dev"))
-    sources, references = zip(*dev, strict=True)
-    of_length: dict[int, Counter[str]] = {}
-    for source, target in train:
-        of_length.setdefault(len(source.split()), Counter())[target] += 1
-    everywhere = Counter(target for _, target in train)
-    commonest = [of_length.get(len(source.split()), everywhere).most_common(1)[0][0] for source in sources]
-    always = everywhere.most_common(1)[0][0]
-    for outputs, expected in ((sources, 9.4), (commonest, 0.7), ([always] * len(dev), 0.0), (references, 100.0)):
-        assert bleu(list(outputs), list(references), "de").bleu["sacrebleu"] == pytest.approx(expected, abs=0.05)

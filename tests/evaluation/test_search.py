@@ -23,11 +23,6 @@ def translate(model: Table, sources: list[np.ndarray], tokens_per_batch: int, **
     return search.translate_ids(model, sources, tokens_per_batch=tokens_per_batch, **OPTIONS | changed)
 
 
-def search_alone(model: Table, source: list[int]) -> Hypothesis:
-    (found,) = beam_search(model, torch.tensor(source), torch.tensor([0, len(source)]), **OPTIONS)
-    return found
-
-
 @given(lengths=st.lists(st.integers(0, 11), max_size=17), tokens_per_batch=st.integers(1, 200))
 @settings(max_examples=50, deadline=None)
 def test_translations_come_back_in_order_for_any_batches(lengths: list[int], tokens_per_batch: int) -> None:
@@ -39,7 +34,9 @@ def test_translations_come_back_in_order_for_any_batches(lengths: list[int], tok
     assert 0 not in counted
     for source, hypothesis in zip(sources, ours, strict=True):
         if len(source):
-            assert_same(hypothesis, search_alone(model, [*source.tolist(), EOS]), tolerance=1e-12)
+            ids = torch.tensor([*source.tolist(), EOS])
+            (alone,) = beam_search(model, ids, torch.tensor([0, len(ids)]), **OPTIONS)
+            assert_same(hypothesis, alone, tolerance=1e-12)
         else:
             assert hypothesis == Hypothesis([], 0.0, 0.0, finished=True)
 
@@ -57,42 +54,37 @@ def test_no_batch_of_several_sentences_exceeds_the_tokens(monkeypatch: pytest.Mo
     monkeypatch.setattr(Table, "start", spy)
     translate(Table(vocab_size=13), sources, 23)
     assert batches == [[20], [8, 6], [6, 4, 3], [2, 2, 2]]
-    assert all(len(batch) * max(batch) <= 23 for batch in batches)
     batches.clear()
     translate(Table(vocab_size=13), sources, 1)
     assert all(len(batch) == 1 for batch in batches)
 
 
-def sources_of(dataset) -> list[np.ndarray]:
+@pytest.fixture
+def model_and_sources(finished):
+    """The trained run, its model and the test set's sources."""
+    run = compose.compose_row(*finished)
+    model, dataset, _ = trained(run)
     pairs = dataset.pairs("test")
-    return [pairs.source_ids[i : j - 1] for i, j in zip(pairs.source_offsets, pairs.source_offsets[1:], strict=False)]
+    return run, model, [ids[:-1] for ids in np.split(pairs.source_ids, pairs.source_offsets[1:-1])]
 
 
-def test_two_threads_find_the_bits_of_one(finished):
-    run = compose.compose_row(*finished)
-    model, dataset, _ = trained(run)
-    counted: list[int] = []
-    one, two = (
-        search.search(
-            model,
-            sources_of(dataset),
-            run.decoding,
-            dataclasses.replace(run.hardware, tokens_per_search=31, threads=threads),
-            counted.append,
-        )
-        for threads in (1, 2)
+def test_two_threads_find_the_bits_of_one(model_and_sources):
+    run, model, sources = model_and_sources
+    counted, found = [], []
+    for threads in (1, 2):
+        hardware = dataclasses.replace(run.hardware, tokens_per_search=31, threads=threads)
+        found.append(search.search(model, sources, run.decoding, hardware, counted.append))
+    assert found[0] == found[1]
+    assert len({tuple(hypothesis.ids) for hypothesis in found[0]}) > 3
+    assert sum(counted) == 2 * len(sources)
+
+
+def test_a_search_in_fewer_bits_finds_almost_the_same(model_and_sources):
+    run, model, sources = model_and_sources
+    full, fewer = (
+        search.search(model, sources, dataclasses.replace(run.decoding, precision=precision), run.hardware)
+        for precision in (run.decoding.precision, "bf16")
     )
-    assert one == two
-    assert len({tuple(hypothesis.ids) for hypothesis in one}) > 3
-    assert sum(counted) == 2 * len(one)
-
-
-def test_a_search_in_fewer_bits_finds_almost_the_same(finished):
-    run = compose.compose_row(*finished)
-    model, dataset, _ = trained(run)
-    sources = sources_of(dataset)
-    full = search.search(model, sources, run.decoding, run.hardware)
-    fewer = search.search(model, sources, dataclasses.replace(run.decoding, precision="bf16"), run.hardware)
     # Near a tie, which bits decide, the beam keeps another hypothesis
     alike = [(one.score, other.score) for one, other in zip(full, fewer, strict=True) if one.ids == other.ids]
     assert len(alike) >= 0.8 * len(full)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 
 from aiayn.alternatives.recurrent import TranslationModel
@@ -24,10 +25,7 @@ HeldOut = Literal["dev", "test"]
 def teacher_forced_nats(
     model: TranslationModel, pairs: Pairs, tokens_per_batch: int, check: Callable[[], None] = lambda: None
 ) -> tuple[float, int]:
-    """The references' negative log-likelihood in nats, unsmoothed, and their tokens, EOS included.
-
-    `check` is called before each batch, and may raise.
-    """
+    """The references' unsmoothed nats and tokens, EOS included; `check`, called before each batch, may raise."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -48,11 +46,9 @@ def evaluate(
     """The figures of `result.json` for a split, and the translations, one for each line of it."""
     pairs = dataset.pairs(split)
     nats, tokens = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
-    offsets = pairs.source_offsets
-    sources = [
-        pairs.source_ids[offsets[i] : offsets[i + 1] - 1 if text.strip() else offsets[i]]
-        for i, text in enumerate(dataset.texts(split, "source"))
-    ]
+    sentences = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
+    texts = dataset.texts(split, "source")
+    sources = [ids[:-1] if text.strip() else ids[:0] for ids, text in zip(sentences, texts, strict=True)]
     hypotheses = search(model, sources, config.decoding, config.hardware, done)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
     references = dataset.texts(split, "target")

@@ -3,7 +3,7 @@
 import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
 from aiayn.data.sentencepiece_bpe import BOS, EOS, UNK
 from aiayn.paper.attention import MemoryAttention, SelfAttention
-from aiayn.paper.layers import LearnedPositions, NoPositions, Sinusoids
+from aiayn.paper.layers import AddAndNorm, LearnedPositions, NoPositions, Sinusoids
 from aiayn.paper.transformer import DecoderLayer, EncoderLayer, Transformer
 from aiayn.runs.models import trained
 
@@ -36,31 +36,19 @@ TOKENIZER_FILE = {
 }
 
 
-class Projections(NamedTuple):
-    """One attention as others have it: queries, keys and values apart, every head equally wide."""
-
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    output: nn.Linear
-
-
-def projections(attention: SelfAttention | MemoryAttention, width: int) -> Projections:
-    """The attention with heads widened by zeros from d_k and d_v to `width`."""
+def projections(attention: SelfAttention | MemoryAttention, width: int) -> list[nn.Linear]:
+    """Queries, keys, values and output as others have them: apart, and every head widened by zeros to `width`."""
     if isinstance(attention, SelfAttention):
         inputs = [attention.query_key_value]
     else:
         inputs = [attention.query, attention.key_value]
     heads = attention.num_heads
-    sizes = [heads * attention.d_k, heads * attention.d_k, heads * attention.d_v]
-    weights = torch.split(torch.cat([linear.weight for linear in inputs]), sizes)
-    biases = torch.split(torch.cat([linear.bias for linear in inputs]), sizes)
-    query, key, value = (
-        _linear(_widened(weight, heads, width), _widened(bias, heads, width))
-        for weight, bias in zip(weights, biases, strict=True)
-    )
+    # The bias as one more column: (H * (2 K + V), D + 1)
+    rows = torch.cat([torch.cat([linear.weight, linear.bias.unsqueeze(1)], 1) for linear in inputs])
+    parts = torch.split(rows, [heads * attention.d_k, heads * attention.d_k, heads * attention.d_v])
+    widened = [_widened(part, heads, width) for part in parts]
     output = _linear(_widened(attention.output.weight.t(), heads, width).t(), attention.output.bias)
-    return Projections(query, key, value, output)
+    return [*(_linear(part[:, :-1], part[:, -1]) for part in widened), output]
 
 
 def positions(table: Sinusoids | LearnedPositions | NoPositions) -> Tensor:
@@ -90,32 +78,28 @@ def ctranslate2_spec(model: Transformer, subwords: list[str]) -> Any:
     def norm(target: Any, ours: nn.LayerNorm) -> None:
         target.gamma, target.beta = ours.weight.detach(), ours.bias.detach()
 
-    def attention(target: Any, ours: SelfAttention | MemoryAttention) -> None:
+    def attention(target: Any, ours: SelfAttention | MemoryAttention, after: AddAndNorm) -> None:
         parts = projections(ours, width)
         target.queries_scale = ours.d_k**-0.5
         inputs = [parts[:3]] if isinstance(ours, SelfAttention) else [parts[:1], parts[1:3]]
         for layer, part in zip(target.linear, [*inputs, parts[3:]], strict=True):
             linear(layer, *part)
-
-    def common(target: Any, ours: EncoderLayer | DecoderLayer) -> None:
-        attention(target.self_attention, ours.self_attention)
-        norm(target.self_attention.layer_norm, ours.after_self_attention.norm)
-        linear(target.ffn.linear_0, ours.feed_forward[0])
-        linear(target.ffn.linear_1, ours.feed_forward[2])
-        norm(target.ffn.layer_norm, ours.after_feed_forward.norm)
+        norm(target.layer_norm, after.norm)
 
     embedding = model.embedding.weight.detach()
     spec.encoder.embeddings[0].weight = embedding
     spec.decoder.embeddings.weight = spec.decoder.projection.weight = embedding
     spec.encoder.position_encodings.encodings = positions(model.source_positions)
     spec.decoder.position_encodings.encodings = positions(model.target_positions)
-    for target, encoder_layer in zip(spec.encoder.layer, model.encoder, strict=True):
-        common(target, encoder_layer)  # type: ignore[arg-type]
-    for target, decoder_layer in zip(spec.decoder.layer, model.decoder, strict=True):
-        assert isinstance(decoder_layer, DecoderLayer)
-        common(target, decoder_layer)
-        attention(target.attention, decoder_layer.memory_attention)
-        norm(target.attention.layer_norm, decoder_layer.after_memory_attention.norm)
+    targets = [*spec.encoder.layer, *spec.decoder.layer]
+    for target, layer in zip(targets, [*model.encoder, *model.decoder], strict=True):
+        assert isinstance(layer, EncoderLayer | DecoderLayer)
+        attention(target.self_attention, layer.self_attention, layer.after_self_attention)
+        linear(target.ffn.linear_0, layer.feed_forward[0])
+        linear(target.ffn.linear_1, layer.feed_forward[2])
+        norm(target.ffn.layer_norm, layer.after_feed_forward.norm)
+        if isinstance(layer, DecoderLayer):
+            attention(target.attention, layer.memory_attention, layer.after_memory_attention)
     spec.register_source_vocabulary(subwords)
     spec.register_target_vocabulary(subwords)
     spec.config.layer_norm_epsilon = NORM_EPSILON
@@ -176,9 +160,8 @@ def main(config: Config) -> None:
 
 def _widened(rows: Tensor, num_heads: int, width: int) -> Tensor:
     """Rows (H * K, ...) as (H * W, ...)."""
-    heads = rows.view(num_heads, -1, *rows.shape[1:])
-    padding = [0] * (2 * (heads.dim() - 2)) + [0, width - heads.size(1)]
-    return F.pad(heads, padding).flatten(0, 1)
+    heads = rows.view(num_heads, -1, rows.size(1))
+    return F.pad(heads, (0, 0, 0, width - heads.size(1))).flatten(0, 1)
 
 
 def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:

@@ -43,10 +43,9 @@ def _moses(language: str) -> sacremoses.MosesTokenizer:
 @functools.lru_cache(maxsize=8192)  # every run of a sweep has the same references
 def paper_tokens(line: str, language: str) -> str:
     """The line as the authors scored it: Moses tokens; hyphenated compounds of German split as `a ##AT##-##AT## b`."""
-    # Paper: silent; the recipe is that of the early get_ende_bleu.sh of tensor2tensor: tokenizer.perl on the hypotheses
-    # against references tokenized before, compounds split on both sides, multi-bleu.perl. Later versions, not verified
-    # against its history, put replace-unicode-punctuation.perl before the tokenizer, which changes how quotation marks
-    # and dashes beyond ASCII score. XML escapes would change no score
+    # Paper: silent; the recipe is that of the early get_ende_bleu.sh of tensor2tensor: tokenizer.perl, compounds split
+    # on both sides, multi-bleu.perl. Later versions put replace-unicode-punctuation.perl first, which changes how
+    # quotation marks and dashes beyond ASCII score. XML escapes would change no score
     tokens: str = _moses(language).tokenize(line, return_str=True, escape=False)
     # The released code has the splitting for German alone, "comparable to papers like GNMT"
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens) if _splits(language) else tokens
@@ -66,16 +65,14 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
             f"{len(hypotheses)} hypotheses and {len(references)} references: "
             "BLEU needs one reference for each hypothesis, and at least one; translate the whole split again"
         )
-    # multi-bleu does not smooth; `force` says that tokenised text is meant
-    paper = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     tokenized = [[paper_tokens(line, language) for line in lines] for lines in (hypotheses, references)]
-    kinds = {
-        "paper": (paper, tokenized),
-        "sacrebleu": (sacrebleu.BLEU(tokenize="13a", force=True), (hypotheses, references)),
-        "intl": (sacrebleu.BLEU(tokenize="intl", force=True), (hypotheses, references)),
-    }
-    scores = {kind: scorer.corpus_score(ours, [theirs]).score for kind, (scorer, (ours, theirs)) in kinds.items()}
-    signatures = {kind: str(scorer.get_signature()) for kind, (scorer, _) in kinds.items()}
+    scores, signatures = {}, {}
+    # multi-bleu does not smooth; `force` says that tokenised text is meant
+    for kind, tokenize, smooth in (("paper", "none", "none"), ("sacrebleu", "13a", "exp"), ("intl", "intl", "exp")):
+        scorer = sacrebleu.BLEU(tokenize=tokenize, smooth_method=smooth, force=True)
+        ours, theirs = tokenized if kind == "paper" else (hypotheses, references)
+        scores[kind] = scorer.corpus_score(ours, [theirs]).score
+        signatures[kind] = str(scorer.get_signature())
     compounds = "-compounds" if _splits(language) else ""
     signatures["paper"] += f"|moses:sacremoses-{sacremoses.__version__}-{language}{compounds}"
     return Bleu(scores, _confidence_interval(hypotheses, references), signatures)
@@ -86,10 +83,8 @@ def _confidence_interval(hypotheses: Sequence[str], references: Sequence[str]) -
     # sacrebleu's own bootstrap gives a symmetric interval
     counts = _counts("13a", hypotheses, references)
     random = np.random.default_rng(0)
-    scores = []
-    for _ in range(1000):
-        sums = counts[random.integers(len(counts), size=len(counts))].sum(0)
-        scores.append(bleu_of_counts(sums, smooth_method="exp"))
+    resamples = (counts[random.integers(len(counts), size=len(counts))].sum(0) for _ in range(1000))
+    scores = [bleu_of_counts(sums, smooth_method="exp") for sums in resamples]
     return [float(percentile) for percentile in np.percentile(scores, [2.5, 97.5])]
 
 
@@ -101,9 +96,7 @@ def paper_counts(hypotheses: Sequence[str], references: Sequence[str], language:
 def bleu_of_counts(sums: npt.NDArray[np.int64], smooth_method: str = "none") -> float:
     """BLEU (0 to 100) of counts that are added up over sentences."""
     numbers = sums.tolist()
-    score = sacrebleu.BLEU.compute_bleu(
-        numbers[:4], numbers[4:8], numbers[8], numbers[9], smooth_method=smooth_method
-    ).score
+    score = sacrebleu.BLEU.compute_bleu(numbers[:4], numbers[4:8], numbers[8], numbers[9], smooth_method).score
     return float(score)
 
 

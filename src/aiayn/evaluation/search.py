@@ -14,20 +14,15 @@ from aiayn.data.sentencepiece_bpe import BOS, EOS
 from aiayn.paper.beam_search import Hypothesis, beam_search
 from aiayn.paper.decoding import Decoder, TransformerDecoder
 
-Indices = np.ndarray  # of sentences that are searched together
-
 
 def search(
     model: TranslationModel,
-    sources: list[Any],
+    sources: Sequence[np.ndarray],
     decoding: Decoding,
     hardware: Hardware,
     done: Callable[[int], None] | None = None,
 ) -> list[Hypothesis]:
-    """The best translation of each sentence's ids, in order (section 6.1), whatever the hardware.
-
-    One for each of a CPU's threads may search at once: with the bits of one.
-    """
+    """The best translation of each sentence's ids, in order (section 6.1), whatever the hardware."""
     options = dataclasses.asdict(decoding)
     precision = options.pop("precision")
     model.eval()
@@ -56,7 +51,7 @@ def translate_ids(
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
     batches = _batches(lengths, tokens_per_batch)
 
-    def search(batch: Indices) -> list[Hypothesis]:
+    def search_batch(batch: np.ndarray) -> list[Hypothesis]:
         packed = np.concatenate([part for number in batch for part in (sources[number], [eos])])
         offsets = np.concatenate([[0], np.cumsum(lengths[batch] + 1)])
         ids = torch.from_numpy(packed).to(decoder.device)
@@ -64,13 +59,12 @@ def translate_ids(
             return beam_search(decoder, ids, torch.from_numpy(offsets), eos=eos, **options)
 
     hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
-    empty = len(sources) - int(np.count_nonzero(lengths))
-    if done is not None and empty:
+    if done is not None and (empty := int((lengths == 0).sum())):
         done(empty)
     # The number of threads is each thread's own setting
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) if threads > 1 else None
     try:
-        for batch, best in zip(batches, (pool.map if pool else map)(search, batches), strict=True):
+        for batch, best in zip(batches, (pool.map if pool else map)(search_batch, batches), strict=True):
             for number, hypothesis in zip(batch.tolist(), best, strict=True):
                 hypotheses[number] = hypothesis
             if done is not None:
@@ -81,11 +75,10 @@ def translate_ids(
     return hypotheses
 
 
-def _batches(lengths: np.ndarray, tokens_per_batch: int) -> list[Indices]:
-    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
-    batches, position = [], 0
-    while position < len(order):
-        longest = int(lengths[order[position]]) + 1
-        batches.append(order[position : position + max(1, tokens_per_batch // longest)])
-        position += len(batches[-1])
+def _batches(lengths: np.ndarray, tokens_per_batch: int) -> list[np.ndarray]:
+    rest = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    batches = []
+    while len(rest):
+        batch, rest = np.split(rest, [max(1, tokens_per_batch // (int(lengths[rest[0]]) + 1))])
+        batches.append(batch)
     return batches
