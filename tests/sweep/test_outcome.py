@@ -26,13 +26,9 @@ def test_a_line_has_the_cause_and_the_log_or_the_figures(toy_run, result_of):
 
 @pytest.mark.parametrize(
     ("ended", "code", "said"),
-    [
-        ([], exit_codes.DONE, ""),
-        ([exit_codes.DONE, 5, 3], exit_codes.FAILED, "2 of 7 runs failed; repeat the command to try them"),
-        ([exit_codes.FAILED, 75], exit_codes.INTERRUPTED, "stopped; repeat the command to go on from here"),
-    ],
+    [([], 0, ""), ([0, 5, 3], 1, "2 of 7 runs failed; repeat"), ([1, 75], 75, "stopped; repeat the command")],
 )
 def test_an_interruption_outweighs_a_failure(ended, code, said, capsys):
     assert conclude(ended, 7) == code
-    assert capsys.readouterr().out.startswith(said)
-    assert bool(said) == bool(code)
+    printed = capsys.readouterr().out
+    assert printed.startswith(said) if said else not printed

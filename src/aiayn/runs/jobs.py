@@ -134,10 +134,9 @@ def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dic
     if ranks > 1:
         environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(devices.port(held))}
     job = Job(run, folder, [], held)
-    with contextlib.ExitStack() as stack:
-        output = stack.enter_context(storage.appending(log)) if log else None
+    command = [sys.executable, "-m", "aiayn.training.worker", str(folder)]
+    with storage.appending(log) if log else contextlib.nullcontext() as output:
         error = subprocess.STDOUT if log else None
-        command = [sys.executable, "-m", "aiayn.training.worker", str(folder)]
         for rank in range(ranks):
             env = environment | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {})
             started = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=error)
@@ -156,15 +155,16 @@ def _outcome(job: Job, codes: list[int]) -> int:
         return records.record_failure(job.folder, FAILED, job.cause)
     if -signal.SIGPIPE in codes:
         return 128 + signal.SIGPIPE  # as the shell says of a command whose reader has left
-    # Only what had ended when the first failure was seen says why: the other ranks lost their peer, or were killed
-    for rank, code in enumerate(job.first or codes):
-        if code is not None and code < 0 and -code not in signals.STOPPING:
+    # Only what had ended when the first failure was seen says why: the other ranks lost their peer, or were killed.
+    # A signal that came while they were still importing found nothing to save
+    good = (DONE, INTERRUPTED, *(-number for number in signals.STOPPING))
+    bad = [(rank, code) for rank, code in enumerate(job.first or codes) if code is not None and code not in good]
+    if not bad:
+        return DONE if set(codes) == {DONE} else INTERRUPTED
+    for rank, code in bad:
+        if code < 0:
             which = f"rank {rank} was " if len(codes) > 1 else ""
             return records.record_failure(job.folder, 128 - code, f"{which}killed by {signal.Signals(-code).name}")
-    # A signal that came while they were still importing found nothing to save
-    if all(code in (DONE, INTERRUPTED) or -code in signals.STOPPING for code in job.first or codes if code is not None):
-        return DONE if set(codes) == {DONE} else INTERRUPTED
     if (job.folder / records.FAILURE).exists():
         return int(records.failure(job.folder)["exit_code"])
-    code = next(code for code in job.first or codes if code not in (None, DONE, INTERRUPTED))
-    return records.record_failure(job.folder, code or FAILED, f"the worker ended with exit code {code}")
+    return records.record_failure(job.folder, bad[0][1], f"the worker ended with exit code {bad[0][1]}")
