@@ -209,7 +209,7 @@ MUTANTS = {
         "src/aiayn/training/lightning_model.py",
         "(norm + sums[:2].sum())",
         "norm",
-        "tests/training/test_lightning_model.py::test_nothing_moves_when_only_a_sum_is_not_finite",
+        "tests/training/test_lightning_model.py::test_nothing_moves_when_anything_is_not_finite",
     ),
     "decoding.max_extra is fixed at 50": Mutant(
         "src/aiayn/paper/beam_search.py",

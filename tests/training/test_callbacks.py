@@ -38,14 +38,9 @@ def outputs(number: int) -> dict:
 @pytest.fixture
 def trainer(monkeypatch):
     """What the callbacks are given of a trainer, which they ask nothing; it notes where they saved."""
-    found, save = SimpleNamespace(saved=[]), checkpoint.save
-
-    def noted(state, path):
-        found.saved.append(path)
-        save(state, path)
-
-    monkeypatch.setattr(checkpoint, "save", noted)
-    return found
+    saved, save = [], checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda state, path: saved.append(path) or save(state, path))
+    return SimpleNamespace(saved=saved)
 
 
 def run(trainer, parts, numbers, starts: bool = True) -> None:
@@ -156,55 +151,12 @@ def test_a_non_finite_dev_perplexity_ends_the_run_as_diverged(record, trainer, t
         run(trainer, [record, Dev(record, lambda: (nats, 17), 2, LAST)], range(LAST))
 
 
-@pytest.mark.parametrize("cut", [3, LAST])
-def test_a_measurement_cut_short_is_made_after_the_resume(trainer, tmp_path, cut):
-    """The run saves and leaves without it; after the last update the decoding measures the same."""
-    stop, calls = StopFlag(), []
-
-    def measure():
-        calls.append(1)
-        if len(calls) == cut // 3 + (cut == LAST):
-            stop.asked = "SIGTERM"
-        stop.check()
-        return 34.0, 17
-
-    def session(start) -> list:
-        record = Record(tmp_path / "metrics.jsonl", start, lambda row: None, writes=True)
-        return [record, Dev(record, measure, 3, LAST), Save(record, tmp_path / "checkpoints", 100, 3, LAST, stop)]
-
-    def measured() -> list[int]:
-        return [row["step"] for row in rows(tmp_path / "metrics.jsonl") if "dev/ppl" in row]
-
-    with pytest.raises(Interrupted) if cut < LAST else contextlib.nullcontext():
-        run(trainer, session(0), range(LAST))
-    assert trainer.saved == [checkpoint.path_of(tmp_path / "checkpoints", cut)]
-    assert cut not in measured()  # control
-    stop.asked = ""
-    parts = session(cut)
-    if cut < LAST:
-        run(trainer, parts, range(cut, LAST))
-    parts[0].add_dev(LAST, 34.0, 17)
-    assert measured() == [3, 6, 7]
-
-
 @pytest.mark.parametrize(("every", "expected"), [(1, [5, 6, 7]), (3, [3, 6, 7]), (100, [7])])
 def test_checkpoints_come_at_their_interval_and_the_newest_stay(record, trainer, tmp_path, every, expected):
     run(trainer, [record, Save(record, tmp_path / "checkpoints", every, 3, LAST, StopFlag())], range(LAST))
     kept = sorted((tmp_path / "checkpoints").glob("*.ckpt"))
     assert kept == [checkpoint.path_of(tmp_path / "checkpoints", step) for step in expected]
     assert len(trainer.saved) == len([step for step in range(1, LAST + 1) if step % every == 0 or step == LAST])
-
-
-def test_the_record_is_never_behind_the_checkpoint(record, trainer, tmp_path, monkeypatch):
-    save = checkpoint.save
-
-    def look_and_save(state, path):
-        assert path == checkpoint.path_of(tmp_path / "checkpoints", rows(record.path)[-1]["step"])
-        save(state, path)
-
-    monkeypatch.setattr(checkpoint, "save", look_and_save)
-    run(trainer, [record, Save(record, tmp_path / "checkpoints", 2, 3, LAST, StopFlag())], range(LAST))
-    assert trainer.saved
 
 
 @pytest.fixture
@@ -301,7 +253,7 @@ def test_the_log_shows_pace_and_time_left_of_this_session(record, trainer, capsy
     run(trainer, [record], range(4))
     now[0] += 100.0  # until the next session
     record.start = 4
-    bar = Bar(record, "base", LAST, callbacks.progress_bar(writes=True))
+    bar = Bar(record, "base", LAST)
     record.on_train_start(trainer, MODULE)
     for number in range(4, LAST):
         now[0] += 1.0

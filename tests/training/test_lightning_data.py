@@ -97,15 +97,6 @@ def test_an_update_holds_the_same_sentences_whatever_the_hardware(per_micro_batc
         assert (one.source_tokens, one.target_tokens) == (other.source_tokens, other.target_tokens)
 
 
-def test_every_epoch_holds_every_sentence_once():
-    sentences: list[int] = []
-    for update in stream():
-        if len(sentences) >= 2 * SENTENCES:
-            break
-        sentences += [sentence for _, part in held(update) for sentence in part]
-    assert sorted(sentences[:SENTENCES]) == sorted(sentences[SENTENCES:]) == list(range(SENTENCES))
-
-
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_signal_while_an_epoch_is_planned(ranks):
@@ -126,13 +117,3 @@ def test_a_signal_while_an_epoch_is_planned(ranks):
         else:
             assert list(given) == [0, 1, 2]
             assert stop.asked == "SIGTERM"
-
-
-@pytest.mark.usefixtures("signals")
-def test_from_the_first_update_on_a_signal_lets_the_update_end():
-    with signals.interrupting(), StopFlag() as stop:
-        given = lightning_data.interruptible(iter(range(3)), stop, 1)
-        assert next(given) == 0
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert list(given) == [1, 2]
-        assert stop.asked == "SIGTERM"

@@ -80,7 +80,7 @@ class Record(pl.Callback):
             "target_tokens": batch.target_tokens,
             "seconds": round(self.seconds, 3),
         }
-        row |= {f"{DEVICE_SECONDS}{device}": round(passed, 3) for device, passed in self.device_seconds.items()}
+        row |= {f"{DEVICE_SECONDS}{device}": round(total, 3) for device, total in self.device_seconds.items()}
         self.waiting.append(row)
         if self.clock - self.flushed > FLUSH_SECONDS:
             self.flush(but=1)
@@ -178,23 +178,18 @@ def agree(module: torch.nn.Module, step: int) -> None:
         raise RuntimeError(f"after update {step} the ranks hold different weights {digests}: nothing is saved")
 
 
-def progress_bar(writes: bool) -> Progress:
-    """A bar with tokens a second and the time left, to be entered; disabled where nobody watches."""
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-    )
-    return Progress(*columns, TimeRemainingColumn(), disable=not (writes and progress.is_terminal(sys.stdout)))
-
-
 class Bar(pl.Callback):
-    """Moves the bar on; where there is none, prints a line now and then. Comes after `record`, whose clock it reads."""
+    """A bar with tokens a second and the time left on a terminal, inside `with bar.progress`; in a log lines of them.
 
-    def __init__(self, record: Record, name: str, last: int, bar: Progress) -> None:
-        self.record, self.name, self.last, self.bar = record, name, last, bar
-        self.task = bar.add_task(name, total=last, completed=record.start, speed="")
+    It comes after `record`, whose clock it reads.
+    """
+
+    def __init__(self, record: Record, name: str, last: int) -> None:
+        self.record, self.name, self.last = record, name, last
+        name_column, speed_column = TextColumn("[bold]{task.description}"), TextColumn("{task.fields[speed]}")
+        columns = name_column, BarColumn(), MofNCompleteColumn(), speed_column, TimeRemainingColumn()
+        self.progress = Progress(*columns, disable=not (record.writes and progress.is_terminal(sys.stdout)))
+        self.task = self.progress.add_task(name, total=last, completed=record.start, speed="")
         self.logged = time.perf_counter()
         self.tokens, self.seconds = record.target_tokens, record.seconds  # before this session
 
@@ -202,8 +197,8 @@ class Bar(pl.Callback):
         """Reads nothing from the device."""
         step, seconds = batch.number + 1, self.record.seconds - self.seconds
         speed = f"{(self.record.target_tokens - self.tokens) / seconds:,.0f} target tokens/s"
-        self.bar.update(self.task, completed=step, speed=speed)
-        if self.bar.disable and self.record.writes and time.perf_counter() - self.logged > progress.LOG_SECONDS:
+        self.progress.update(self.task, completed=step, speed=speed)
+        if self.progress.disable and self.record.writes and time.perf_counter() - self.logged > progress.LOG_SECONDS:
             self.logged = time.perf_counter()
             left = seconds / (step - self.record.start) * (self.last - step)
             print(f"{self.name}: update {step} of {self.last}, {speed}, {left:.0f} s left", flush=True)

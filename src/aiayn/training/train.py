@@ -33,7 +33,7 @@ from aiayn.evaluation.evaluate import evaluate, teacher_forced_nats
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint, jobs, records
 from aiayn.runs.models import build, compute_with, parameters
-from aiayn.training.callbacks import Bar, Dev, Record, Save, progress_bar
+from aiayn.training.callbacks import Bar, Dev, Record, Save
 from aiayn.training.lightning_data import interruptible, updates
 from aiayn.training.lightning_model import LightningTransformer, NonFinite
 from aiayn.training.wandb_log import TRANSLATIONS, dev_row, samples, view
@@ -73,20 +73,18 @@ def train(run: Config, folder: Path) -> None:
     if rank == 0:
         jobs.check_data(folder, dataset.sha256)
     module = LightningTransformer(build(run, dataset.tokenizer.vocab_size), run.training, run.seed)
-    saved = checkpoint.newest(folder / "checkpoints")
-    if saved:
+    last = run.training.max_steps
+    if saved := checkpoint.newest(folder / "checkpoints"):
         with checkpoint.fitting(saved[0]):
             module.restore(checkpoint.load(saved[0]))
         if rank == 0:
-            print(
-                f"resuming {run.experiment} after update {module.updates_done} of {run.training.max_steps}", flush=True
-            )
+            print(f"resuming {run.experiment} after update {module.updates_done} of {last}", flush=True)
     with view(run, folder, rank) as show:
         device, devices = devices_at_work(run)
         record = Record(
             folder / "metrics.jsonl", module.updates_done, show, writes=rank == 0, device=device, devices=devices
         )
-        if module.updates_done < run.training.max_steps:
+        if module.updates_done < last:
             with StopFlag() as stop:
                 fit(run, folder, module, dataset, record, stop)
             stop.check()  # it came during the last update
@@ -118,7 +116,7 @@ def fit(
         device = torch.device("cuda", local_rank) if on_gpu else None
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device)
         atexit.register(torch.distributed.destroy_process_group)
-    bar = progress_bar(record.writes)
+    bar = Bar(record, run.experiment, training.max_steps)
     trainer = Trainer(
         accelerator=run.hardware.accelerator,
         # Lightning trains one device and knows of no other rank: the sum of the gradients and the signals are ours
@@ -131,7 +129,7 @@ def fit(
         callbacks=[
             record,
             Dev(record, measure, training.dev_every, training.max_steps),
-            Bar(record, run.experiment, training.max_steps, bar),
+            bar,
             Save(
                 record,
                 folder / "checkpoints",
@@ -156,7 +154,7 @@ def fit(
         rank=int(os.environ.get("RANK", 0)),
         ranks=ranks,
     )
-    with bar:  # off the screen before an error is printed
+    with bar.progress:  # off the screen before an error is printed
         trainer.fit(module, interruptible(stream, stop, ranks))
 
 
