@@ -42,10 +42,9 @@ def transformer(**changes: float | str) -> Transformer:
 
 
 Made = Callable[[], Transformer]
-# Table 3's, and with each part of the rows beyond it
-MODELS = pytest.mark.parametrize(
-    "made", [partial(transformer, **part) for part in ({}, *PARTS.values())], ids=["table_3", *PARTS]
-)
+# Table 3's with both kinds of positions, and with each part of the rows beyond it
+VARIANTS = {"table_3": {}, "learned_positions": {"positions": "learned"}, **PARTS}
+MODELS = pytest.mark.parametrize("made", [partial(transformer, **part) for part in VARIANTS.values()], ids=VARIANTS)
 
 
 def pack(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -45,9 +45,9 @@ MUTANTS = {
     ),
     "a position sees the next one": Mutant(
         "src/aiayn/paper/attention.py",
-        "mask = packing.causal_mask if causal else memory_packing.mask",
-        "mask = memory_packing.mask",
-        "tests/paper/test_transformer.py::test_a_later_target_token_never_changes_an_earlier_logit",
+        "None if causal else mask, is_causal=causal",
+        "None if causal else mask",
+        "tests/paper/test_attention.py::test_self_attention_equals_its_definition",
     ),
     "padding is attended to": Mutant(
         "src/aiayn/paper/batch.py",

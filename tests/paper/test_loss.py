@@ -1,7 +1,6 @@
 """The loss against its definition written out, torch's cross entropy, numbers by hand and finite differences."""
 
 import math
-import shutil
 from collections.abc import Callable
 
 import pytest
@@ -47,8 +46,8 @@ def test_loss_nats_and_gradient_by_hand() -> None:
     torch.testing.assert_close(embedding.grad, expected.unsqueeze(1))
 
 
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.2])
-@pytest.mark.parametrize("tokens", [1, 128, 256, T])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("tokens", [1, 256, T])
 def test_loss_and_gradients_equal_the_definition(tokens: int, label_smoothing: float) -> None:
     hidden, embedding, target = example(tokens)
     loss, nats = label_smoothed_cross_entropy(hidden, embedding, target, label_smoothing)
@@ -60,55 +59,39 @@ def test_loss_and_gradients_equal_the_definition(tokens: int, label_smoothing: f
         torch.testing.assert_close(one, other)
 
 
-def test_a_model_that_knows_nothing_has_perplexity_v() -> None:
-    _, nats = label_smoothed_cross_entropy(torch.zeros(T, D), torch.ones(V, D), torch.arange(T) % V, 0.1)
-    assert math.exp(float(nats) / T) == pytest.approx(V, rel=1e-6)
-
-
 def test_nats_are_unsmoothed_float64_without_gradient() -> None:
     arguments = example(dtype=torch.float32)
-    results = [label_smoothed_cross_entropy(*arguments, smoothing) for smoothing in (0.0, 0.1, 0.2)]
-    assert len({float(nats) for _, nats in results}) == 1
-    assert len({loss.item() for loss, _ in results}) == 3
-    loss, nats = results[1]
-    assert (nats.dtype, nats.requires_grad) == (torch.float64, False)
+    (other_loss, other_nats), (loss, nats) = (label_smoothed_cross_entropy(*arguments, x) for x in (0.0, 0.1))
+    assert (nats.item(), nats.dtype, nats.requires_grad) == (other_nats.item(), torch.float64, False)
     assert (loss.dtype, loss.requires_grad) == (torch.float32, True)
+    assert loss.item() != other_loss.item()
     with torch.no_grad():
-        loss_alone, nats_alone = label_smoothed_cross_entropy(*arguments, 0.1)
-    assert not loss_alone.requires_grad
-    assert (loss_alone.item(), nats_alone.item()) == (loss.item(), nats.item())
+        alone, nats_alone = label_smoothed_cross_entropy(*arguments, 0.1)
+    assert (alone.item(), alone.requires_grad, nats_alone.item()) == (loss.item(), False, nats.item())
 
 
-@pytest.mark.parametrize("scale", [1e4, -1e4])
-def test_huge_logits_stay_finite(scale: float) -> None:
+def test_huge_logits_stay_finite_and_a_nan_stays_one() -> None:
     hidden, embedding, target = example(dtype=torch.float32)
-    loss, nats = label_smoothed_cross_entropy(hidden * scale, embedding, target, 0.1)
-    gradients = torch.autograd.grad(loss, (hidden, embedding))
-    assert all(bool(torch.isfinite(x).all()) for x in (loss, nats, *gradients))
-
-
-def test_a_nan_in_the_model_is_a_nan_in_the_loss() -> None:
-    hidden, embedding, target = example()
+    for scale in (1e4, -1e4):
+        loss, nats = label_smoothed_cross_entropy(hidden * scale, embedding, target, 0.1)
+        assert all(bool(x.isfinite().all()) for x in (loss, nats, *torch.autograd.grad(loss, (hidden, embedding))))
     with torch.no_grad():
         hidden[-1, 0] = torch.nan
     assert all(bool(x.isnan()) for x in label_smoothed_cross_entropy(hidden, embedding, target, 0.1))
 
 
 def test_in_bfloat16_products_alone_are_rounded() -> None:
-    hidden, embedding, target = example(dtype=torch.float32)
-    expected = label_smoothed_cross_entropy(hidden, embedding, target, 0.1)[0]
+    *inputs, target = example(dtype=torch.float32)
+    expected, _ = label_smoothed_cross_entropy(*inputs, target, 0.1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = label_smoothed_cross_entropy(hidden, embedding, target, 0.1)[0]
+        loss, _ = label_smoothed_cross_entropy(*inputs, target, 0.1)
     torch.testing.assert_close(loss, expected, rtol=1e-3, atol=0)
     tokens = 24_611  # its inverse is rounded by a thousandth in bfloat16
-    inputs = (hidden, embedding)
     whole, scaled = (torch.autograd.grad(x, inputs, retain_graph=True) for x in (loss, loss / tokens))
     for ours, part, theirs in zip(whole, scaled, torch.autograd.grad(expected, inputs), strict=True):
         assert ours.dtype == torch.float32
         assert float((ours - theirs).norm() / theirs.norm()) < 1e-2
         torch.testing.assert_close(part * tokens, ours)
-    # Control: this is how far off a rounded scale would be
-    assert not torch.allclose(torch.tensor(1 / tokens).bfloat16().float() * tokens, torch.ones(()), rtol=1e-4)
 
 
 def test_compiled_it_is_one_graph_for_whole_chunks_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,18 +112,3 @@ def test_compiled_it_is_one_graph_for_whole_chunks_and_one_more(monkeypatch: pyt
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert len(graphs) == 2
     torch._dynamo.reset()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of torch's own compiler
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_really_compiled_it_is_nearly_the_same(dtype: torch.dtype) -> None:
-    hidden, embedding, target = example(dtype=torch.float32)
-    results = []
-    for compiled in (False, True):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            found, nats = label_smoothed_cross_entropy(hidden, embedding, target, 0.1, compiled=compiled)
-        results.append((nats, *torch.autograd.grad(found, (hidden, embedding))))
-    for ours, theirs in zip(*results, strict=True):
-        assert float((ours - theirs).norm() / theirs.norm()) < 1e-4
