@@ -29,7 +29,7 @@ from aiayn.data.update_plan import gather
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import records
 from aiayn.runs.models import trained
-from aiayn.tables import beyond, formats, paper_claims, table3
+from aiayn.tables import beyond, paper_claims, table3
 from aiayn.tables.table3 import DEFINITION, METRICS, Metric
 
 VARIANCE_SENTENCES = 400
@@ -133,8 +133,8 @@ def claims(*words: str) -> str:
     """A note on how to read it, and one line for each claim."""
     run = compose.compose_row(*words)
     made = table3.table(run, records.read_runs(folders.sweep_folder(run)))
-    findings = map(formats.finding_texts, paper_claims.check(made, beyond.counts_of(run, made)))
-    cells = [[texts[key] for key in CLAIM_COLUMNS] for texts in findings]
+    findings = paper_claims.check(made, beyond.counts_of(run, made))
+    cells = [[found.texts[key] for key in CLAIM_COLUMNS] for found in findings]
     return f"{CLAIM_NOTE}\n{tabulate(cells, list(CLAIM_COLUMNS.values()), tablefmt='github')}"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_results
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import ROWS
@@ -33,24 +34,10 @@ def finished(row: str, seed: int = 0, words: tuple[str, ...] = WORDS, **changed:
     rows = [*nats, {"step": updates * 9 // 10, "dev/ppl": given["before"]}, {"step": updates, "dev/ppl": given["ppl"]}]
     rows.sort(key=lambda row: row["step"])
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    bleu = {
-        "bleu": {"paper": 20.0, "sacrebleu": 20.0, "intl": 20.0},
-        "bleu_ci95": [20 - given["half"], 20 + given["half"]],
-    }
-    result = {
-        **{
-            "schema": 1,
-            "status": "finished",
-            "experiment": row,
-            "seed": seed,
-            "scale": "small",
-            "data": folders.setting(run),
-        },
-        **{"config": dataclasses.asdict(trained), "params": 1, "params_at_40960_rows": 1, "steps": updates},
-        **{"train_seconds": 60.0, "device_seconds": {"cpu": 60.0}, "epochs": given["epochs"]},
-        **{"sha256": {"data": "d", "tokenizer": "t"}, "dev": {"ppl": given["ppl"], "bits_per_character": 1.0, **bleu}},
-    }
-    (folder / "result.json").write_text(json.dumps(result))
+    made = run_results.result(row, seed, given["ppl"], 20.0) | {"config": dataclasses.asdict(trained), "steps": updates}
+    made |= {"scale": "small", "data": folders.setting(run), "train_seconds": 60.0, "epochs": given["epochs"]}
+    made["dev"]["bleu_ci95"] = [20 - given["half"], 20 + given["half"]]
+    (folder / "result.json").write_text(json.dumps(made))
     return folder
 
 

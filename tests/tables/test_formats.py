@@ -17,7 +17,6 @@ from aiayn.config.schema import ROWS, Config
 from aiayn.runs import records
 from aiayn.runs.records import Run, row_line
 from aiayn.tables import formats, table3
-from aiayn.tables.paper_claims import Claim, Finding
 from aiayn.tables.table3 import Table
 
 FORMATS = ("terminal", "md", "csv", "latex")
@@ -29,9 +28,7 @@ HOSTILE = (
 
 @cache
 def command(scale: str, data: str = "tiny") -> Config:
-    """The words of `aiayn table` for runs at that scale on that data, `.paper` behind it for the paper's tokenizer."""
-    corpus, _, papers = data.partition(".")
-    return compose.compose_row(f"scale={scale}", f"data={corpus}", f"tokenizer={papers or 'sentencepiece'}")
+    return compose.compose_row(f"scale={scale}", f"data={data}")
 
 
 def finished(row: str, like: Config, seed: int, ppl: float, bleu: float, params: int = 61_234_567) -> Run:
@@ -80,12 +77,8 @@ def wide() -> Console:
 
 def markdown_rows(text: str) -> list[dict[str, str]]:
     """The rows of the one table in a Markdown text, by the rule that a bar without a backslash divides cells."""
-    head, rule, *body = (
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in text.splitlines()
-        if line.startswith("|")
-    )
-    assert all(re.fullmatch(r":?-+:?", cell) for cell in rule)
+    bars = [line for line in text.splitlines() if line.startswith("|")]
+    head, _, *body = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in bars)
     return [dict(zip(head, row, strict=True)) for row in body]
 
 
@@ -94,55 +87,38 @@ def csv_rows(made: Table) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_format_has_the_20_rows_in_the_papers_order(form: str) -> None:
-    text = render(table(), form, wide()).replace("\\_", "_")
+def test_every_format_has_all_rows_scale_data_and_seeds(form: str) -> None:
+    text = render(table(seeds=(1, 3)), form, wide()).replace("\\_", "_")
     found = re.findall(rf"^(?:\|)? ?({'|'.join(sorted(ROWS, key=len, reverse=True))})\b", text, re.MULTILINE)
     assert tuple(found) == ROWS
+    words = ("mini", "tiny", "1 3") if form == "csv" else ("Scale mini", "on tiny ", "Seeds: 1, 3")
+    assert all(word in text for word in (*words, f"{command('mini').scale.width}"))
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_format_names_scale_factors_data_and_seeds(form: str) -> None:
-    text = render(table(seeds=(1, 3)), form, wide())
-    width = f"{command('mini').scale.width}"
-    words = ("mini", "tiny", "1 3", width) if form == "csv" else ("scale mini", "tiny", "Seeds: 1, 3", width)
-    for word in words:
-        assert word in text
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_another_precision_is_another_table_and_named(form: str) -> None:
+def test_another_precision_is_another_table_and_named() -> None:
     half = compose.compose_row("scale=mini", "hardware.precision=bf16-mixed")
-    runs = [finished(row, half, 1, 5.0, 20.0) for row in ROWS]
-    text = render(table3.table(half, runs), form, wide()).replace("\\_", "_")
-    words = ("tiny.bf16", "bf16-mixed") if form == "csv" else ("on tiny.bf16 ", "Precision: bf16-mixed.")
-    for word in words:
-        assert word in text
-        assert word not in render(table(), form, wide())  # control
+    made = table3.table(half, [finished(row, half, 1, 5.0, 20.0) for row in ROWS])
+    assert "on tiny.bf16 " in render(made, "md")
+    assert {row["precision"] for row in csv_rows(made)} == {"bf16-mixed"}
+    assert {row["precision"] for row in csv_rows(table())} == {"32-true"}  # control
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_other_data_settings_are_not_the_papers_conditions(form: str) -> None:
+def test_other_data_settings_are_not_the_papers_conditions() -> None:
     own = compose.compose_row("scale=paper", "data=wmt14_en_de", "data.vocab_size=8000")
-    text = " ".join(render(table3.table(own, [finished("base", own, 1, 5.0, 20.0)]), form, wide()).split())
-    if form == "csv":
-        assert {row["comparable"] for row in csv_rows(table3.table(own, []))} == {"False"}
-        assert {row["comparable"] for row in csv_rows(paper_table())} == {"True"}
-        return
-    assert "not the paper's conditions" in text
-    assert "Not the paper's conditions (data.vocab_size=8000 instead of 37000): " in text.replace("\\", "")
-    assert "Not the paper's conditions" not in " ".join(render(paper_table(), form, wide()).split())  # control
+    for made, comparable in ((table3.table(own, [finished("base", own, 1, 5.0, 20.0)]), False), (paper_table(), True)):
+        text = " ".join(render(made, "terminal", wide()).split())
+        assert ("not the paper's conditions" in text) is not comparable
+        assert ("data.vocab_size=8000 instead of 37000" in text) is not comparable
+        assert {row["comparable"] for row in csv_rows(made)} == {str(comparable)}
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_run_on_other_text_is_named_and_in_no_mean(form: str) -> None:
+def test_a_run_on_other_text_is_named_and_in_no_mean() -> None:
     other = dataclasses.replace(command("mini"), data=dataclasses.replace(command("mini").data, vocab_size=500))
     instead = [finished("a_h4", command("mini"), 1, 14.0, 20.0), finished("a_h4", other, 2, 3.0, 20.0)]
-    text = render(table(instead=instead), form, wide()).replace("\\", "")
-    assert "data.vocab_size was 500, is 1000, as in most runs of this table: delete its folder" in " ".join(
-        text.split()
-    )
+    text = render(table(instead=instead), "md")
+    assert "data.vocab_size was 500, is 1000, as in most runs of this table: delete its folder" in text
     assert "8.5" not in text
-    both = render(table(instead=[instead[0], finished("a_h4", command("mini"), 2, 3.0, 20.0)]), form, wide())
+    both = render(table(instead=[instead[0], finished("a_h4", command("mini"), 2, 3.0, 20.0)]), "md")
     assert "8.5" in both  # control
 
 
@@ -153,10 +129,6 @@ def test_only_base_and_the_cells_that_differ_are_printed() -> None:
     }
     assert list(printed["base"].values()) == ["6", "512", "2048", "8", "64", "64", "0.1", "0.1", "100K"]
     assert printed["a_h1"] == {"h": "1", "d_k": "512", "d_v": "512"}
-    assert printed["b_dk16"] == {"d_k": "16"}
-    assert printed["c_n2"] == {"N": "2"}
-    assert printed["c_dmodel256"] == {"d_model": "256", "d_k": "32", "d_v": "32"}
-    assert printed["d_dropout00"] == {"P_drop": "0.0"}
     assert printed["d_smoothing02"] == {"ε_ls": "0.2"}
     assert printed["e_learned_positions"] == {}
     assert printed["big"] == {"d_model": "1024", "d_ff": "4096", "h": "16", "P_drop": "0.3", "steps": "300K"}
@@ -179,8 +151,7 @@ def test_at_another_scale_effects_are_compared() -> None:
     assert (base["PPL Δ paper"], base["PPL Δ ours"]) == ("", "")
     assert (first["PPL Δ paper"], first["PPL Δ ours"]) == ("+0.37", "+3.70")
     assert (first["BLEU Δ paper"], first["BLEU Δ ours"]) == ("−0.9", "−0.9")
-    assert first["PPL diff"] == f"+{9 * 5.29:.2f}"  # 10 x 5.29 - 5.29
-    assert "params 40 960" not in first
+    assert not {"params 40 960", "PPL diff"} & set(first)
 
 
 UNFINISHED = (
@@ -194,10 +165,8 @@ UNFINISHED = (
 def test_unfinished_rows_appear_with_their_cause(form: str) -> None:
     stale = finished("a_h16", command("small"), 1, 5.0, 20.0)
     text = render(table(instead=[*UNFINISHED, stale]), form, wide()).replace("\\_", "_")
-    lines = {name: next(line for line in text.splitlines() if re.match(rf"\|? ?{name}\b", line)) for name in ROWS}
     for name, status in (("a_h4", "failed"), ("c_n8", "half-done"), ("big", "missing"), ("a_h16", "stale")):
-        assert status in lines[name]
-        assert status not in lines["base"]
+        assert re.search(rf"(?m)^\|? ?{name}\b.*{status}", text)
     assert "loss is not finite at update 17 (exit code 3)" in text
     assert f"5 of {round(100_000 * command('mini').scale.steps):,} updates" in text
     assert re.search(r"(model|training)\.\w+ was \d+, is \d+, and \d+ more: delete its folder", text)
@@ -227,11 +196,9 @@ def check_latex(text: str) -> None:
     assert plain.count("{") == plain.count("}")
     outside = re.sub(r"\$[^$]*\$", "", plain)
     assert not re.search(r"[$#%_^~<>|]", outside)
-    columns = re.search(r"\\begin\{tabular\}\{([lr]+)\}", text)
-    assert columns
-    body = text[columns.end() : text.index(r"\end{tabular}")].replace(r"\&", "").replace(r"\hline", "")
-    rows = [row for row in body.split(r"\\") if row.strip()]
-    assert [row.count("&") + 1 for row in rows] == [len(columns[1])] * 21
+    ((columns, body),) = re.findall(r"(?s)\\begin\{tabular\}\{([lr]+)\}(.*)\\end\{tabular\}", text)
+    rows = [row for row in body.replace(r"\&", "").replace(r"\hline", "").split(r"\\") if row.strip()]
+    assert [row.count("&") + 1 for row in rows] == [len(columns)] * 21
 
 
 @pytest.mark.parametrize("made", [table(seeds=(1, 2), instead=UNFINISHED), paper_table(), hostile()])
@@ -262,27 +229,24 @@ def test_no_csv_cell_is_a_formula() -> None:
     assert not any(re.match(r"[=+@\t]|-(?!\d)", cell) for cell in cells)
 
 
-@pytest.mark.parametrize("width", [80, 90, 100, 120, 150])
+@pytest.mark.parametrize("width", [80, 100, 120])
 @pytest.mark.parametrize("made", [table(seeds=(1, 2), instead=UNFINISHED), paper_table()], ids=["mini", "paper"])
 def test_terminal_table_fits_and_cuts_no_figure(made: Table, width: int) -> None:
-    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
-    lines = render(made, "terminal", console).splitlines()
-    assert max(map(len, lines)) <= width
-    body = [line for line in lines if "│" in line][2:]
+    def rows(console: Console) -> list[str]:
+        lines = render(made, "terminal", console).splitlines()
+        assert max(map(len, lines)) <= console.width
+        return [line for line in lines if line.startswith(ROWS)]
+
     # No cell is cut: each is one of a window that has room for all
-    whole = [line.split() for line in render(made, "terminal", wide()).splitlines() if "│" in line][2:]
-    letters = {line.group for line in made.lines}
-    for line, cells, row in zip(body, whole, compose.rows().values(), strict=True):
-        assert f"{row.paper.ppl:.2f}" in line.split("│")[1]
-        assert f"{row.paper.bleu:.1f}" in line.split("│")[2]
-        assert set(line.split()) - letters <= set(cells)
+    narrow = rows(Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None))
+    for line, whole, row in zip(narrow, rows(wide()), compose.rows().values(), strict=True):
+        assert {f"{row.paper.ppl:.2f}", f"{row.paper.bleu:.1f}"} <= set(line.split()) <= set(whole.split())
 
 
 def test_a_file_or_pipe_gets_every_column_without_colour() -> None:
     text = render(table(), "terminal", Console(width=40, file=io.StringIO()))
     assert "\x1b" not in text
     assert all(name in text for name in ("row", "d_model", "PPL", "BLEU", "params", "seeds"))
-    assert len({len(line) for line in text.splitlines() if "│" in line or "──" in line}) == 1
 
 
 GREEN, YELLOW, RED = "\x1b[32m", "\x1b[33m", "\x1b[31m"
@@ -291,10 +255,10 @@ GREEN, YELLOW, RED = "\x1b[32m", "\x1b[33m", "\x1b[31m"
 @pytest.mark.parametrize(
     ("made", "coloured"),
     [
-        *((paper_table(bleu=lambda row, seed, gap=gap: row.paper.bleu + gap), colour + f"{gap:+.1f}".replace("-", "−"))
-          for gap, colour in ((-1.5, RED), (-0.6, YELLOW), (-0.2, GREEN), (1.5, GREEN))),
+        (paper_table(bleu=lambda row, seed: row.paper.bleu - 1.5), f"{RED}−1.5"),
+        (paper_table(bleu=lambda row, seed: row.paper.bleu - 0.6), f"{YELLOW}−0.6"),
+        (paper_table(bleu=lambda row, seed: row.paper.bleu + 1.5), f"{GREEN}+1.5"),
         (paper_table(ppl=lambda row, seed: row.paper.ppl + 0.5), f"{RED}+0.50"),
-        (paper_table(ppl=lambda row, seed: row.paper.ppl - 0.5), f"{GREEN}−0.50"),
         (table(), f"{GREEN} +0.37"),
         (table(ppl=lambda row, seed: 50 - row.paper.ppl), f"{RED} −0.37"),
     ],
@@ -307,19 +271,13 @@ def test_worse_figures_and_effects_against_the_papers_are_red(made: Table, colou
 
 def test_a_line_on_a_run_has_its_figures_or_its_cause() -> None:
     row = compose.row("a_h1", command("mini"))
-    run = finished("a_h1", command("mini"), 2, 37.456, 19.25)
-    assert row_line(row, run).split("  ")[-4:] == ["finished", "PPL 37.46", "BLEU 19.2", "1.6 min"]
+    line = row_line(row, finished("a_h1", command("mini"), 2, 37.456, 19.25))
+    assert line.split("  ")[-4:] == ["finished", "PPL 37.46", "BLEU 19.2", "1.6 min"]
     assert row_line(row, UNFINISHED[0]).endswith("seed 1  failed  loss is not finite at update 17 (exit code 3)")
     assert row_line(row, UNFINISHED[1]).endswith("half-done  after 5 updates")
-
-
-def test_row_line_has_the_papers_figures_when_comparable() -> None:
     theirs = compose.row("a_h1", command("paper", "wmt14_en_de"))
-    run = finished("a_h1", theirs, 2, 5.31, 24.75)
-    assert "PPL 5.31 (paper 5.29)  BLEU 24.8 (paper 24.9)" in row_line(theirs, run)
-    fewer = dataclasses.replace(theirs, data=dataclasses.replace(theirs.data, vocab_size=8000))
-    for other in (command("paper"), dataclasses.replace(theirs, scale=command("mini").scale), fewer):
-        assert "paper" not in row_line(other, run)
+    line = row_line(theirs, finished("a_h1", theirs, 2, 5.31, 24.75))
+    assert "PPL 5.31 (paper 5.29)  BLEU 24.8 (paper 24.9)" in line
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
@@ -327,20 +285,8 @@ def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
         render(table(), "html")
 
 
-def test_a_claims_effect_is_in_bleu_or_percent_of_perplexity() -> None:
-    def told(metric: Any, p: float | None) -> list[str]:
-        found = Finding(Claim("", metric, ("c_n2", "base")), 0.5, 0.1, (-0.1, 0.3), (0.05, 0.15), p, "reproduced", "")
-        return [formats.finding_texts(found)[key] for key in ("paper", "ours", "interval", "sentences", "p")]
-
-    assert told("BLEU", None) == ["+0.50", "+0.10", "−0.10 to +0.30", "+0.05 to +0.15", "–"]
-    # Of a perplexity of 100, what is gained by so many nats: 100 (1 - exp(-0.5)) = 39.3, and so on
-    gains = ["+39.3 %", "+9.5 %", "−10.5 % to +25.9 %", "+4.9 % to +13.9 %"]
-    assert told("PPL", 0.0051) == [*gains, "0.005"]
-    assert told("PPL", 0.0009) == [*gains, "< 0.001"]  # never 0
-
-
 def test_hostile_text_stays_text_in_markdown() -> None:
     text = render(hostile(), "md")
     for line in text.splitlines():
         assert not re.search(r"(?<!\\)[<\[$~]", re.sub(r"`[^`]*`", "", line)), line
-    assert all(len(row) == 23 for row in markdown_rows(text))
+    assert len(markdown_rows(text)) == 20  # each of which has as many cells as the head

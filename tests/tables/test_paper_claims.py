@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,30 +18,30 @@ from aiayn.tables.paper_claims import CLAIMS, Claim, Finding
 from aiayn.tables.table3 import Table
 from tests.tables.test_formats import table as made_up
 
-Figure = Callable[[str, int], float]
-
 WORDS = ["der", "die", "das", "ein", "eine", "Licht", "Raum", "Haus", "Tür", "Fenster", "an", "aus", "auf", "zu"]
 
 
-def table(seeds: int, ppl: Figure, score: Figure) -> Table:
-    """Made-up results of all rows under so many seeds."""
+def differing(row: str, by: float, seeds: int, draw: Callable[[], float]) -> Table:
+    """Rows of the same perplexity but for the noise and one that is worse by so many nats, and of the same BLEU."""
     return made_up(
         seeds=range(1, seeds + 1),
-        ppl=lambda row, seed: ppl(row.experiment, seed),
-        bleu=lambda row, seed: score(row.experiment, seed),
+        ppl=lambda config, _: 30 * math.exp(draw() + by * (config.experiment == row)),
+        bleu=lambda *_: 20.0,
     )
 
 
-def noise(seed: int, size: float = 0.01) -> Callable[[], float]:
+def noise(seed: int, size: float) -> Callable[[], float]:
     random = np.random.default_rng(seed)
     return lambda: float(random.normal(0, size))
 
 
 def like_the_paper(seeds: int, size: float = 0.002) -> Table:
     """The paper's own figures with a little noise."""
-    draw, rows = noise(7, size), compose.rows()
-    return table(
-        seeds, lambda row, _: rows[row].paper.ppl * math.exp(draw()), lambda row, _: rows[row].paper.bleu + draw()
+    draw = noise(7, size)
+    return made_up(
+        seeds=range(1, seeds + 1),
+        ppl=lambda row, _: row.paper.ppl * math.exp(draw()),
+        bleu=lambda row, _: row.paper.bleu + draw(),
     )
 
 
@@ -80,18 +81,17 @@ def test_the_papers_own_figures_agree_with_every_claim() -> None:
 
 def test_the_papers_figures_reproduce_every_claim(papers_counts) -> None:
     found = paper_claims.check(like_the_paper(3), papers_counts)
-    verdicts = {(f.claim.sentence, f.claim.metric): (f.verdict, f.because) for f in found}
+    undecided = {(f.claim.sentence, f.claim.metric) for f in found if f.verdict != "reproduced"}
     # Equality of BLEU asks for more sentences than these, every other claim is decided
-    open_ones = [key for key, (verdict, _) in verdicts.items() if verdict != "reproduced"]
-    assert set(open_ones) <= {("Learned positions are as good as sinusoids", "BLEU")}
+    assert undecided <= {("Learned positions are as good as sinusoids", "BLEU")}
 
 
 def test_the_contrary_contradicts_every_claim_in_perplexity() -> None:
-    draw, rows = noise(11, 0.002), compose.rows()
-    turned = table(
-        3,
-        lambda row, _: 25 / rows[row].paper.ppl * math.exp(draw()) * (1.5 if row == "e_learned_positions" else 1),
-        lambda row, _: 20.0,
+    draw, worse = noise(11, 0.002), {"e_learned_positions": 1.5}
+    turned = made_up(
+        seeds=(1, 2, 3),
+        ppl=lambda row, _: 25 / row.paper.ppl * math.exp(draw()) * worse.get(row.experiment, 1),
+        bleu=lambda *_: 20.0,
     )
     assert {f.verdict for f in by_metric(paper_claims.check(turned, {}), "PPL")} == {"contradicted"}
 
@@ -109,11 +109,11 @@ def test_two_rows_are_compared_by_welchs_test() -> None:
     found = paper_claims.rise({"a": a.tolist(), "b": b.tolist()}, {"a": -1.0, "b": 1.0})
     assert found is not None
     theirs = stats.ttest_ind(b, a, equal_var=False, alternative="greater")
-    interval = theirs.confidence_interval(0.9)
-    assert found.beyond(0) == pytest.approx(theirs.pvalue, rel=1e-9)
+    assert found.p_values(0) == pytest.approx((theirs.pvalue, 1 - theirs.pvalue), rel=1e-9)
     assert found.interval == pytest.approx(stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95), rel=1e-9)
-    assert interval.low < found.effect
-    assert found.beyond(0) != pytest.approx(stats.ttest_ind(b, a, alternative="greater").pvalue, rel=1e-2)  # control
+    assert found.p_values(0)[0] != pytest.approx(
+        stats.ttest_ind(b, a, alternative="greater").pvalue, rel=1e-2
+    )  # control
 
 
 def test_several_rows_are_compared_by_a_least_squares_slope() -> None:
@@ -126,28 +126,22 @@ def test_several_rows_are_compared_by_a_least_squares_slope() -> None:
     assert effect == pytest.approx(stats.linregress(x, y).slope * (x.max() - x.min()), rel=1e-9)
 
 
-def equality(metric: str) -> Claim:
-    return next(h for h in CLAIMS if h.equal and h.metric == metric)
-
-
 @pytest.mark.parametrize(("apart", "verdict"), [(0.0, "reproduced"), (0.1, "contradicted"), (-0.1, "contradicted")])
 def test_equality_is_tested_as_such(apart: float, verdict: str) -> None:
-    draw = noise(13, 0.002)
-    made = table(5, lambda row, _: 30 * math.exp(draw() + apart * (row == "e_learned_positions")), lambda *_: 20.0)
-    assert next(f for f in paper_claims.check(made, {}) if f.claim == equality("PPL")).verdict == verdict
+    made = differing("e_learned_positions", apart, 5, noise(13, 0.002))
+    (found,) = (f for f in paper_claims.check(made, {}) if f.claim.equal and f.claim.metric == "PPL")
+    assert found.verdict == verdict
 
 
 def test_a_p_value_is_two_sided() -> None:
     """Of two rows alone, so that one claim is tested and nothing is corrected."""
-    draw, rows = noise(31, 0.02), ("d_dropout00", "base")
-    made = table(4, lambda row, _: 30 * math.exp(draw() + 0.02 * (row == rows[0])), lambda *_: 20.0)
+    rows = ("d_dropout00", "base")
+    made = differing(rows[0], 0.02, 4, noise(31, 0.02))
     kept = tuple(line if line.name in rows else dataclasses.replace(line, runs=()) for line in made.lines)
     made = dataclasses.replace(made, lines=kept)
     (found,) = [f for f in paper_claims.check(made, {}) if f.p is not None]
-    ours = {
-        line.name: [-math.log(result["dev"]["ppl"]) for result in line.finished] for line in kept if line.name in rows
-    }
-    theirs = stats.ttest_ind(ours["base"], ours["d_dropout00"], equal_var=False)
+    base, row = ([math.log(ppl) for ppl in line.values("dev.ppl")] for line in kept if line.name in rows)
+    theirs = stats.ttest_ind(base, row, equal_var=False)
     assert 0.001 < theirs.pvalue < 0.5
     assert found.p == pytest.approx(theirs.pvalue, rel=1e-9)
 
@@ -234,9 +228,18 @@ def test_only_seeds_that_differ_widen_the_interval() -> None:
         paper_claims.correlation(paper, [[mean + shift for shift in shifts] for mean in means])
         for shifts in ((0.0,), (0.0, 0.0, 0.0), (-1.0, 0.0, 1.0))
     )
-    assert one is not None
-    assert copies is not None
-    assert spread is not None
-    width = [found.interval[1] - found.interval[0] for found in (one, copies, spread)]
+    width = [found.interval[1] - found.interval[0] for found in (one, copies, spread) if found]
     assert width[1] == pytest.approx(width[0], abs=0.02)
     assert width[2] > width[0] + 0.05
+
+
+def test_a_claims_effect_is_in_bleu_or_percent_of_perplexity() -> None:
+    def texts(metric: Any, p: float | None) -> list[str]:
+        found = Finding(Claim("", metric, ("c_n2", "base")), 0.5, 0.1, (-0.1, 0.3), (0.05, 0.15), p, "reproduced", "")
+        return [found.texts[key] for key in ("paper", "ours", "interval", "sentences", "p")]
+
+    assert texts("BLEU", None) == ["+0.50", "+0.10", "−0.10 to +0.30", "+0.05 to +0.15", "–"]
+    # Of a perplexity of 100, what is gained by so many nats: 100 (1 - exp(-0.5)) = 39.3, and so on
+    gains = ["+39.3 %", "+9.5 %", "−10.5 % to +25.9 %", "+4.9 % to +13.9 %"]
+    assert texts("PPL", 0.0051) == [*gains, "0.005"]
+    assert texts("PPL", 0.0009) == [*gains, "< 0.001"]  # never 0

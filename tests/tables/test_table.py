@@ -96,11 +96,6 @@ def test_a_row_alone_equals_itself_in_a_sweep_bit_for_bit(sweep, aiayn_in, tmp_p
     embedding = "transformer.embedding.weight"
     assert not weights[1][embedding].equal(weights[2][embedding])  # control: rows differ
     assert (alone / "translations.txt").read_bytes() == (together / "translations.txt").read_bytes()
-    one, other = (
-        [
-            json.loads(line) | {"seconds": 0, "device_seconds/cpu": 0}
-            for line in storage.read_lines(run / "metrics.jsonl")
-        ]
-        for run in (alone, together)
-    )
+    metrics = [storage.read_lines(run / "metrics.jsonl") for run in (alone, together)]
+    one, other = ([json.loads(line) | {"seconds": 0, "device_seconds/cpu": 0} for line in lines] for lines in metrics)
     assert one == other

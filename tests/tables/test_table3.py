@@ -26,9 +26,7 @@ def test_a_run_with_overrides_stays_out_of_the_table(sweep: Path) -> None:
     put(sweep, "a_h1+1f2e3d4c", 1, result(ppl=1.0))
     runs = read_runs(sweep)
     assert [(run.experiment, run.status) for run in runs] == [("a_h1", "finished"), ("a_h1+1f2e3d4c", "finished")]
-    made = table(RUN, runs)
-    assert made.others == 1
-    assert made.lines[1].measured("dev.ppl") == table3.Measured(37.5, None)
+    assert table(RUN, runs).lines[1].measured("dev.ppl") == table3.Measured(37.5, None)
 
 
 def test_mean_and_deviation_are_numpys_over_the_finished_seeds(sweep: Path) -> None:
@@ -73,8 +71,8 @@ def test_the_table_has_all_rows_in_the_papers_order_and_groups() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("model.d_k", 63), ("training.max_steps", 5), ("model.positions", "learned"), ("scale.batch", 0.5)),
-        *(("fidelity.zero_start", True), ("decoding.beam_size", 5), ("decoding.precision", "int8")),
+        *(("model.d_k", 63), ("training.max_steps", 5), ("scale.batch", 0.5)),
+        *(("fidelity.zero_start", True), ("decoding.beam_size", 5)),
     ],
 )
 def test_a_run_of_other_values_than_its_row_is_stale(sweep: Path, key: str, value: Any) -> None:
@@ -92,15 +90,14 @@ def test_the_papers_text_and_scale_are_comparable(words: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    "words",
+    "word",
     [
-        *(("data=tiny",), ("data=wmt14_en_fr",), ("scale=mini",), ("scale.batch=0.5",), ("data.vocab_size=8000",)),
-        *(("data.max_length=100",), ("data.target_language=fr",), ("data.train_source=mine.en",)),
-        *(("scale.max_words=7",), ("scale.max_train_words=7",), ("scale.pairs=5003",)),
+        *("data=wmt14_en_fr", "scale=mini", "data.vocab_size=8000", "data.train_source=mine.en"),
+        *("scale.max_words=7", "scale.max_train_words=7", "scale.pairs=5003"),
     ],
 )
-def test_any_other_condition_is_not_comparable(words: tuple[str, ...]) -> None:
-    assert not table(compose.compose_row("scale=paper", "data=wmt14_en_de", *words), []).comparable
+def test_any_other_condition_is_not_comparable(word: str) -> None:
+    assert not table(compose.compose_row("scale=paper", "data=wmt14_en_de", word), []).comparable
 
 
 def of_shared(key: str) -> Any:
@@ -124,10 +121,7 @@ def test_a_run_that_differs_in_what_all_share_is_stale(sweep: Path, key: str) ->
     for seed in (1, 2):
         put(sweep, "a_h1", seed, result("a_h1", seed, ppl=14.0 + seed))
     before = table(RUN, read_runs(sweep)).lines[1]
-    assert (before.measured("dev.ppl"), before.notes) == (
-        table3.Measured(15.5, pytest.approx(0.5**0.5)),
-        [],
-    )  # control
+    assert before.measured("dev.ppl") == table3.Measured(15.5, pytest.approx(0.5**0.5))  # control
     put(sweep, "a_h1", 3, alike("a_h1", 3, key, of_shared(key), ppl=3.0))
     line = table(RUN, read_runs(sweep)).lines[1]
     assert line.measured("dev.ppl") == before.measured("dev.ppl")
@@ -162,9 +156,7 @@ def test_most_runs_decide_what_a_table_is_of_then_base(sweep: Path) -> None:
     assert [line.status for line in table(RUN, read_runs(sweep)).lines[:3]] == ["finished", "stale", "stale"]
 
 
-def test_runs_are_comparable_by_what_they_were_trained_on(
-    tmp_path: Path,
-) -> None:
+def test_runs_are_comparable_by_what_they_were_trained_on(tmp_path: Path) -> None:
     run = compose.compose_row("scale=paper", "data=wmt14_en_de", f"output={tmp_path}")
     folder = folders.sweep_folder(run)
     other = dataclasses.replace(run, data=dataclasses.replace(run.data, vocab_size=8000))

@@ -154,15 +154,14 @@ def sections(material: Material, images: Mapping[str, str]) -> list[Section]:
 
 def _tabled(layout: formats.Layout, title: str) -> Section:
     """A table as `aiayn table` prints it."""
-    shown = layout.without({"letter"})
-    head = [(f"{column.title} {column.name}", column.align) for column in shown.columns]
-    rows = [{"opens": opens, "cells": [(cell.text, cell.style) for cell in cells]} for opens, cells in shown.rows]
-    return Section(title, [layout.title, layout.caption], head, rows, layout.notes)
+    head = [(column.title, column.align) for column in layout.columns]
+    rows = [{"opens": opens, "cells": cells} for opens, cells in layout.rows]
+    return Section(title, [layout.title, layout.caption], head, rows, layout.table.notes)
 
 
 def _claims(title: str, texts: Sequence[str], findings: Iterable[Finding]) -> Section:
     head = [(name, "r" if name in ("paper", "ours", "interval", "sentences", "p") else "l") for name in CLAIM_COLUMNS]
-    told = [formats.finding_texts(found) for found in findings]
+    told = [found.texts for found in findings]
     cells = [[(found[key], found[key] if key == "verdict" else "") for key in CLAIM_COLUMNS] for found in told]
     return Section(title, texts, head, [{"opens": False, "cells": row} for row in cells])
 

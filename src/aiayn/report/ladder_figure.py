@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,13 +17,11 @@ from aiayn.cost import flops
 from aiayn.report import figures
 from aiayn.report.figure_files import GREY, INK, PAPER_COLOUR, SUPTITLE
 from aiayn.runs import records
-from aiayn.tables import table3
-from aiayn.tables.paper_claims import rise
+from aiayn.tables import paper_claims, table3
 from aiayn.tables.table2 import papers_compute
-from aiayn.tables.table3 import KEYS, Line, Metric, Table
+from aiayn.tables.table3 import Line, Metric, Table
 
 MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an effect says nothing
-_UNITS: dict[Metric, Callable[[float], float]] = {"PPL": math.log, "BLEU": float}
 
 
 def tables(run: Config, own: Table) -> list[Table]:
@@ -59,10 +57,10 @@ def planned(table: Table, line: Line) -> float:
 
 def effect(table: Table, line: Line, metric: Metric) -> tuple[float, float | None] | None:
     """A row's ln PPL or BLEU minus base's, and its 95 % interval's half width (Welch); None where a row has no seed."""
-    samples = {row.name: list(map(_UNITS[metric], row.values(KEYS[metric]))) for row in (line, table.base)}
+    samples = {row.name: paper_claims.figures(row, metric) for row in (line, table.base)}
     if not all(samples.values()):
         return None
-    found = rise(samples, {table.base.name: -1.0, line.name: 1.0})
+    found = paper_claims.rise(samples, {table.base.name: -1.0, line.name: 1.0})
     value = statistics.mean(samples[line.name]) - statistics.mean(samples[table.base.name])
     return value, found.interval[1] - found.effect if found else None
 
@@ -75,7 +73,10 @@ def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
     empty.set_axis_off()
     drawn = list(zip(others, panels, strict=False))
     for number, (line, axes) in enumerate(drawn, 1):
-        papers = _UNITS[metric](line.papers(metric)) - _UNITS[metric](base.papers(metric))
+        papers, zero = (
+            row.papers(metric) if metric == "BLEU" else math.log(row.papers(metric)) for row in (line, base)
+        )
+        papers -= zero
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.axhline(papers, color=PAPER_COLOUR, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.plot(papers_compute(line.config), papers, "D", color=PAPER_COLOUR, fillstyle="none", markersize=5)

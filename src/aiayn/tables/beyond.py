@@ -1,6 +1,7 @@
 """The table of the rows beyond Table 3: rows for comparison, what others published, and their claims tested."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from aiayn.config import compose, folders
@@ -8,9 +9,9 @@ from aiayn.config.schema import BEYOND, Config
 from aiayn.data.dataset import Dataset
 from aiayn.data.parallel_text import DataError
 from aiayn.evaluation import metrics
-from aiayn.runs.records import Run, number_text
+from aiayn.runs.records import Run, look_up, number_text
 from aiayn.tables import formats, table3
-from aiayn.tables.columns import Cell, Column, definition, differences, measured, names, params, seeds
+from aiayn.tables.formats import Cell, Column, definition, differences, measured, names, params, seeds
 from aiayn.tables.paper_claims import Claim, Counts, Finding, both
 from aiayn.tables.table3 import METRICS, Table
 
@@ -20,7 +21,6 @@ SIZES = (("N", "num_layers"), ("h", "num_heads"), ("d_k", "d_k"), ("P_drop", "dr
 COMPARED = ("base", "a_h1")
 # Of base's BLEU: Shaw et al. lose 13.3 of 25.8 without positions, and to lose 10 of 25 leaves so much
 FAR = 0.6
-
 
 CLAIMS = (
     Claim("Without positions BLEU falls far", "BLEU", ("f_no_positions", "base"), share=FAR),
@@ -44,25 +44,39 @@ def table(run: Config, runs: Sequence[Run]) -> Table | None:
 
 
 def counts_of(run: Config, made: Table) -> Counts:
-    """The n-grams of its runs' translations; none while their corpus is not here."""
+    """The n-grams of the translations of a table's runs, if they are whole and of the corpus that is here."""
     try:
         dataset = Dataset.open(folders.prepared_folder(run))
         references = dataset.texts("dev", "target")
     except (DataError, OSError):
         return {}
-    found = table3.translations(made, folders.sweep_folder(run), dataset.sha256, len(references))
-    return {key: metrics.paper_counts(lines, references, run.data.target_language) for key, lines in found.items()}
+    counts = {}
+    for row, found in ((line.name, found) for line in made.lines for found in line.runs):
+        with suppress(OSError):
+            path = folders.sweep_folder(run) / row / f"seed{found.seed}" / "translations.txt"
+            lines = path.read_bytes().decode("utf-8", "replace").split("\n")[:-1]
+            if look_up(found.result or {}, "sha256.data") == dataset.sha256 and len(lines) == len(references):
+                counts[row, found.seed] = metrics.paper_counts(lines, references, run.data.target_language)
+    return counts
 
 
 def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
-    """The table as it is printed, its claims below it."""
-    finished = f"{' and '.join(COMPARED)} for comparison: {made.finished} of {len(made.lines)} rows finished"
-    caption = [
-        *formats.conditions(made),
-        "Published figures were made under the conditions beside them: compare effects (Δ is a row minus base)."
-        f" Falls far: to less than {FAR:g} of base's BLEU.",
-    ]
+    """The table as it is printed, its claims below it; the source of a published figure comes last."""
     effects = {metric: made.effects(made.means(metric)) for metric in METRICS}
+    theirs = [line.published("BLEU") for line in made.lines]
+    columns = [
+        names(made),
+        *(definition(made, symbol, "model", key) for symbol, key in (*zip(PARTS, PARTS, strict=True), *SIZES)),
+        *(measured(made, "PPL"), differences("PPL", "Δ", effects["PPL"])),
+        *(measured(made, "BLEU"), differences("BLEU", "Δ", effects["BLEU"])),
+        Column("BLEU", "published", [Cell("" if value is None else number_text(value, 1)) for value in theirs]),
+        *(params(made, "ours", "params"), seeds(made)),
+        Column("source", "published where", [Cell(line.source) for line in made.lines]),
+    ]
+    caption = (
+        f"{formats.conditions(made)} Δ is a row minus base. Compare effects: published figures were made under the"
+        f" conditions beside them. Falls far: to less than {FAR:g} of base's BLEU."
+    )
     claims = [(found.claim.rows, _claim_text(found)) for found in findings]
     records = []
     for number, line in enumerate(made.lines):
@@ -71,38 +85,13 @@ def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
         others: dict[str, Any] = {f"effect_{metric.lower()}": effects[metric][number] for metric in METRICS}
         others["claims"] = "; ".join(text for rows, text in claims if line.name in rows)
         records.append(formats.record(made, line, {**parts, **published, "published_where": line.source}, others))
-    return formats.Layout(
-        f"Beyond Table 3 at scale {made.scale.name} on {made.data}, {finished}",
-        "\n".join(caption),
-        _columns(made),
-        made.opens,
-        made.notes,
-        records,
-        [text for _, text in claims],
-    )
-
-
-def _columns(made: Table) -> list[Column]:
-    """From left to right; the source of a published figure comes last."""
-    ppl, bleu = (differences(metric, "Δ", made.effects(made.means(metric))) for metric in METRICS)
-    theirs = [line.published("BLEU") for line in made.lines]
-    return [
-        *names(made),
-        *(definition(made, symbol, "model", key) for symbol, key in (*zip(PARTS, PARTS, strict=True), *SIZES)),
-        measured(made, "PPL"),
-        ppl,
-        measured(made, "BLEU"),
-        bleu,
-        Column("BLEU", "published", [Cell("" if value is None else number_text(value, 1)) for value in theirs]),
-        params(made, "ours", "params"),
-        seeds(made),
-        Column("source", "published where", [Cell(line.source) for line in made.lines]),
-    ]
+    finished = f"{' and '.join(COMPARED)} for comparison: {made.finished} of {len(made.lines)} rows finished"
+    title = f"Beyond Table 3 at scale {made.scale.name} on {made.data}, {finished}"
+    return formats.Layout(title, caption, columns, made, records, [text for _, text in claims])
 
 
 def _claim_text(found: Finding) -> str:
-    texts = formats.finding_texts(found)
     figures = "published {paper}, ours {ours}"
     if found.p is not None:
         figures += " (95 % interval {interval}, over sentences {sentences}), p {p}"
-    return f"{{verdict}}: {{sentence}} ({{metric}}, {{rows}}): {figures}; {{because}}".format(**texts)
+    return f"{{verdict}}: {{sentence}} ({{metric}}, {{rows}}): {figures}; {{because}}".format(**found.texts)

@@ -1,13 +1,13 @@
-"""Table 3 and the table of rows beyond it, for a terminal and as Markdown, CSV and LaTeX."""
+"""Table 3 and the table of rows beyond it: columns and caption, for a terminal and as Markdown, CSV and LaTeX."""
 
 import csv
 import dataclasses
 import io
-import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from rich.box import HORIZONTALS
 from rich.console import Console
@@ -17,19 +17,44 @@ from rich.text import Text
 from tabulate import SEPARATING_LINE, tabulate
 
 from aiayn.config.schema import ConfigError
-from aiayn.runs.records import PAPER_DATA, factors, look_up, unlike
-from aiayn.tables import columns
-from aiayn.tables.columns import STATUS, Cell, Column
-from aiayn.tables.paper_claims import MIN_ROWS, Finding, rank_correlation
-from aiayn.tables.table3 import DEFINITION, METRICS, Line, Table
+from aiayn.runs.records import PAPER_DATA, look_up, number_text, unlike
+from aiayn.tables.paper_claims import MIN_ROWS, rank_correlation, signed
+from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, TOLERANCES, Line, Metric, Table
 
+BETTER: dict[Metric, int] = {"PPL": -1, "BLEU": +1}
+DIGITS: dict[Metric, int] = {"PPL": 2, "BLEU": 1}
+# How a run that is not finished stands out
+_STATUS = {"failed": "far", "stale": "near", "half-done": "near", "missing": "weak"}
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
-# What a terminal leaves out, the first that fits: a row's letter, its name, or its cells say the same
-_NARROW = {"letter", "definition", "params"}
-_LEFT_OUT = (
-    *({"letter"}, {"row"}, {"letter", "definition"}, _NARROW, _NARROW | {"source"}),
-    *(_NARROW | {"source", *others} for others in ({"diff"}, {"diff", "Δ paper", "Δ ours"})),
-)
+# Columns that a terminal leaves out, the first that fits
+_NARROW = {"definition", "params"}
+_LEFT_OUT = (set[str](), _NARROW, _NARROW | {"source"}, _NARROW | {"source", "Δ paper", "Δ ours"})
+
+
+class Cell(NamedTuple):
+    """One place of a printed table."""
+
+    text: str
+    style: str = ""  # good, near, far, weak
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a printed table; neighbours of one group stand together."""
+
+    group: str
+    name: str
+    cells: list[Cell]
+
+    @property
+    def align(self) -> str:
+        """`l` for text, `r` for numbers."""
+        return "l" if self.group in ("row", "source") else "r"
+
+    @property
+    def title(self) -> str:
+        """The name, behind that of a group that readers see."""
+        return f"{self.group} {self.name}" if self.group in ("PPL", "BLEU", "params") else self.name
 
 
 @dataclass(frozen=True)
@@ -39,15 +64,14 @@ class Layout:
     title: str
     caption: str
     columns: list[Column]
-    opens: list[bool]  # whether each row is the first of its group
-    notes: list[tuple[str, str, str]]  # (run, status, detail)
+    table: Table
     records: list[dict[str, Any]]  # every number in full, for CSV
     claims: Sequence[str] = ()  # and what became of each
 
     @property
     def rows(self) -> list[tuple[bool, tuple[Cell, ...]]]:
         """The cells of each row, behind whether it is the first of its group."""
-        return list(zip(self.opens, zip(*(column.cells for column in self.columns), strict=True), strict=True))
+        return list(zip(self.table.opens, zip(*(column.cells for column in self.columns), strict=True), strict=True))
 
     def without(self, left_out: Collection[str]) -> "Layout":
         """The same without some columns, or groups of them."""
@@ -56,26 +80,91 @@ class Layout:
 
 
 def layout(table: Table) -> Layout:
-    """Table 3 as it is printed."""
-    return Layout(title(table), caption(table), columns.of_table3(table), table.opens, table.notes, _records(table))
+    """Table 3 as it is printed. What base says of a row stands there once, as in the paper."""
+    # The paper's vocabulary says nothing about a model of another width
+    at_40960 = [params(table, "40 960", "params_at_40960_rows")] if table.comparable else []
+    columns = [
+        names(table),
+        *(definition(table, *place) for place in DEFINITION),
+        *_compared(table, "PPL"),
+        *_compared(table, "BLEU"),
+        Column("params", "paper", [Cell(str(line.config.paper.params_millions or "")) for line in table.lines]),
+        *(*at_40960, params(table, "ours", "params"), seeds(table)),
+    ]
+    compare = "" if table.comparable else " Compare effects, not figures: Δ is a row minus base."
+    return Layout(title(table), f"{conditions(table)}{compare} {rank_sentence(table)}", columns, table, _records(table))
 
 
-def printed(layouts: Sequence[Layout], format: str, console: Console | None = None) -> str:
-    """The tables as text in a format: `terminal`, `md`, `csv` or `latex`; one below the other, in `csv` as one table.
+def names(table: Table) -> Column:
+    """The names of the rows."""
+    return Column("row", "row", [Cell(line.name) for line in table.lines])
 
-    For the terminal it is as wide and as coloured as `console` (standard output when none is given) allows; a file or a
-    pipe gets every column, without colour. ConfigError for another format.
-    """
-    one_by_one: dict[str, Callable[[Layout], str]] = {
-        "terminal": lambda layout: _terminal(layout, console or Console()),
-        "md": _markdown,
-        "latex": _latex,
-    }
-    if format == "csv":
-        return _csv(layouts)
-    if format not in one_by_one:
-        raise ConfigError(f"format={format}: must be one of {', '.join(one_by_one)}, csv")
-    return "\n".join(map(one_by_one[format], layouts))
+
+def definition(table: Table, symbol: str, section: str, key: str) -> Column:
+    """A value of base, and of the rows that differ from it."""
+    base, *others = (value_text(getattr(getattr(line.config, section), key), key) for line in table.lines)
+    return Column("definition", symbol, [Cell(base), *(Cell(value if value != base else "") for value in others)])
+
+
+def value_text(value: object, key: str) -> str:
+    """A value of a row as the paper prints it: 100000 steps are 100K."""
+    return f"{value // 1000}K" if key == "max_steps" and isinstance(value, int) and value % 1000 == 0 else str(value)
+
+
+def measured(table: Table, metric: Metric) -> Column:
+    """Our mean over seeds with its deviation."""
+    cells = []
+    for found in (line.measured(KEYS[metric]) for line in table.lines):
+        values = [] if found is None else [found.mean] if found.deviation is None else [found.mean, found.deviation]
+        text = "±".join(number_text(value, DIGITS[metric]) for value in values)
+        cells.append(Cell(text) if text else Cell("–", "weak"))
+    return Column(metric, "ours", cells)
+
+
+def differences(metric: Metric, name: str, values: Sequence[float | None], styles: Sequence[str] = ()) -> Column:
+    """Figures with their signs, unless they are printed as 0."""
+    cells = []
+    for value, style in zip(values, styles or [""] * len(values), strict=True):
+        size = "" if value is None else number_text(abs(value), DIGITS[metric])
+        sign = "" if not size or float(size) == 0 else "+" if value and value > 0 else "−"
+        cells.append(Cell(sign + size, style))
+    return Column(metric, name, cells)
+
+
+def params(table: Table, name: str, key: str) -> Column:
+    """Parameters in millions."""
+    means = [found and found.mean / 1e6 for found in (line.measured(key) for line in table.lines)]
+    return Column("params", name, [Cell(f"{x:.{1 if x >= 10 else 2}f}") if x else Cell("–", "weak") for x in means])
+
+
+def seeds(table: Table) -> Column:
+    """How many seeds of each row are finished, or what became of the row."""
+    ends = [
+        (str(len(line.finished)), "") if line.finished else (line.status, _STATUS[line.status]) for line in table.lines
+    ]
+    return Column("seeds", "seeds", [Cell(*end) for end in ends])
+
+
+def _compared(table: Table, metric: Metric) -> list[Column]:
+    """The paper's column and ours; beside them the difference or, under other conditions, the effects of both."""
+    paper, ours, tolerance = [line.papers(metric) for line in table.lines], table.means(metric), TOLERANCES[metric]
+    columns = [Column(metric, "paper", [Cell(number_text(value, DIGITS[metric])) for value in paper])]
+    columns.append(measured(table, metric))
+    if table.comparable:
+        gaps = [None if mine is None else mine - theirs for mine, theirs in zip(ours, paper, strict=True)]
+        gains = [0.0 if gap is None else gap * BETTER[metric] for gap in gaps]
+        near = ["good" if gain >= -tolerance else "near" if gain >= -2 * tolerance else "far" for gain in gains]
+        return [*columns, differences(metric, "diff", gaps, near)]
+    theirs, own = table.effects(paper), table.effects(ours)
+    agree = [_agreement(*pair, tolerance) for pair in zip(own, theirs, strict=True)]
+    return [*columns, differences(metric, "Δ paper", theirs), differences(metric, "Δ ours", own, agree)]
+
+
+def _agreement(ours: float | None, paper: float | None, tolerance: float) -> str:
+    """Whether an effect has the paper's sign; one that the paper itself may owe to chance says nothing."""
+    if ours is None or paper is None or round(abs(paper), 6) < tolerance:
+        return "weak"
+    return "good" if ours * paper > 0 else "far"
 
 
 def title(table: Table) -> str:
@@ -85,138 +174,127 @@ def title(table: Table) -> str:
     return f"Table 3 at scale {table.scale.name} on {table.data}{conditions}: {finished}"
 
 
-def caption(table: Table) -> str:
-    """At most four lines: scale, corpus, seeds, and how well the order of the rows agrees; docs/results.md has more."""
+def conditions(table: Table) -> str:
+    """How a table's runs were made, and over which seeds its figures are means."""
+    scale, base = dataclasses.asdict(table.scale), dataclasses.asdict(table.base.trained)
+    changed = [
+        f"{name.replace('_', ' ')} {scale[name]}" for name in scale if name != "name" and scale[name] not in (0, 1)
+    ]
+    sizes = ", ".join(f"{name} {value_text(base[section][key], key)}" for name, section, key in DEFINITION)
     # How text of the paper's name is not the paper's; other text has another name
     data = look_up(table.reference, "config.data")
     others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
-    named = f" ({'; '.join(others)})" if others else ""
-    effects = f"Not the paper's conditions{named}: compare effects (Δ is a row minus base), not figures. "
-    return "\n".join([*conditions(table), f"{'' if table.comparable else effects}{rank_sentence(table)}"])
-
-
-def conditions(table: Table) -> list[str]:
-    """How a table's runs were made, and over which seeds its figures are means: scale, corpus, seeds."""
-    scale, config = table.scale, look_up(table.reference, "config")
-    changed = [f"{name.replace('_', ' ')} × {factor:g}" for name, factor in factors(scale).items() if factor != 1]
-    base = dataclasses.asdict(table.base.trained)
-    sizes = ", ".join(f"{name} {columns.value_text(base[section][key], key)}" for name, section, key in DEFINITION)
-    selected = [
-        f", pairs of at most {scale.max_words} words a side" if scale.max_words else "",
-        f", in training of at most {scale.max_train_words} words" if scale.max_train_words else "",
-        f", in training the first {scale.pairs:,} of them" if scale.pairs else "",
-    ]
-    deviation = "; mean ± sample standard deviation" if len(table.seeds) > 1 else ""
-    return [
-        f"Scale {scale.name}: {', '.join(changed)}; base was trained with {sizes}."
-        if changed
-        else f"Scale {scale.name}: every factor is 1.",
-        f"Data: {table.data}, dev set{''.join(selected)}. Tokenizer: {config['tokenizer']}. "
-        f"Precision: {config['hardware']['precision']}.",
-        f"Seeds: {', '.join(map(str, table.seeds)) or 'none finished'}{deviation}."
-        + (f" Runs with other settings than a row's, left out: {table.others}." if table.others else ""),
-    ]
+    deviation = " (mean ± sample standard deviation)" if len(table.seeds) > 1 else ""
+    return (
+        f"Scale {scale['name']}: {', '.join(changed) or 'every factor is 1'}; base was trained with {sizes}."
+        f" Data: {table.data}, dev set{''.join(f', {other}' for other in others)}."
+        f" Seeds: {', '.join(map(str, table.seeds)) or 'none finished'}{deviation}."
+    )
 
 
 def rank_sentence(table: Table) -> str:
     """Spearman's rho between the paper's rows and ours, for each metric with its interval, or why there is none."""
-    start = "Spearman's ρ between the paper's rows and ours"
-    rows = table.finished
+    start, rows, texts = "Spearman's ρ between the paper's rows and ours", table.finished, []
     if rows < MIN_ROWS:
         return f"{start}: not enough rows ({rows} finished, at least {MIN_ROWS} needed)."
-    summaries, drawn = [], "rows"
     for metric in METRICS:
         found = rank_correlation(table, metric)
-        if found is None:
-            summaries.append(f"{metric} none, all rows are equal")
-            continue
-        low, high = map(_signed, found.interval)
-        summaries.append(f"{metric} {_signed(found.rho)} ({low} to {high})")
-        some = "rows and seeds" if found.repeated == rows else "rows, and over seeds where a row has several"
-        drawn = some if found.repeated else "rows alone, since no row has a second seed"
-    return f"{start}: {', '.join(summaries)}; {rows} rows, 95 % intervals by bootstrap over {drawn}."
+        figures = "{} ({} to {})".format(*map(signed, (found.rho, *found.interval))) if found else "none"
+        texts.append(f"{metric} {figures}")
+    return f"{start}: {', '.join(texts)}; {rows} rows, 95 % intervals by bootstrap over rows and seeds."
 
 
-def finding_texts(found: Finding) -> dict[str, str]:
-    """A finding in words and figures, as a page or a table prints it."""
-    claim = found.claim
-    bleu = claim.metric == "BLEU"
-
-    def gain(effect: float) -> str:
-        return _signed(effect) if bleu else f"{100 * -math.expm1(-effect):+.1f} %".replace("-", "−")
-
-    def between(pair: tuple[float, float] | None) -> str:
-        return "–" if pair is None else f"{gain(pair[0])} to {gain(pair[1])}"
-
-    *lower, last = claim.rows
-    sign = " = " if claim.equal else " ≤ " if claim.not_worse else " < "
-    return {
-        "sentence": claim.sentence,
-        "rows": sign.join([*lower, last if claim.share == 1 else f"{claim.share:g} {last}"]),
-        "metric": claim.metric,
-        "paper": "–" if found.paper is None else gain(found.paper),
-        "ours": "–" if found.effect is None else gain(found.effect),
-        "interval": between(found.interval),
-        "sentences": between(found.sentences) + (" (90 %)" if claim.equal and found.sentences else ""),
-        "p": "–" if found.p is None else "< 0.001" if found.p < 0.001 else f"{found.p:.3f}",
-        "verdict": found.verdict,
-        "because": found.because,
-    }
+def _records(table: Table) -> list[dict[str, Any]]:
+    ranks: dict[str, float | None] = {}
+    for metric in METRICS:
+        found = rank_correlation(table, metric)
+        for end, figure in zip(
+            ("", "_low", "_high"), (found.rho, *found.interval) if found else [None] * 3, strict=True
+        ):
+            ranks[f"spearman_{metric.lower()}{end}"] = figure
+    records = []
+    for line in table.lines:
+        paper = {f"paper_{key}": value for key, value in dataclasses.asdict(line.config.paper).items()}
+        learned = {"learned_positions": line.config.model.positions == "learned"}
+        records.append(record(table, line, learned | paper, ranks))
+    return records
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
+def record(table: Table, line: Line, definition: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """A line of the CSV, every number in full: after its sizes what else defines it, before its notes all else."""
+    found: dict[str, Any] = {"row": line.name}
+    found |= {key: getattr(getattr(line.config, section), key) for _, section, key in DEFINITION} | definition
+    found |= {"status": line.status, "seeds": " ".join(str(run.seed) for run in line.runs if run.result)}
+    for name in ("ppl", "bits_per_character", "bleu_paper", "bleu_sacrebleu", "bleu_intl"):
+        value = line.measured(f"dev.{name.replace('bleu_', 'bleu.')}")
+        found |= {name: value and value.mean, f"{name}_deviation": value and value.deviation}
+    found |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
+    found |= {"data": table.data, "precision": look_up(table.reference, "config.hardware.precision")}
+    found |= {"comparable": table.comparable, "scale": table.scale.name}
+    found |= {f"scale_{name}": value for name, value in dataclasses.asdict(table.scale).items() if name != "name"}
+    return found | others | {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
 
 
-def _terminal(table: Layout, console: Console) -> str:
+def printed(layouts: Sequence[Layout], format: str, console: Console | None = None) -> str:
+    """The tables as text in a format: `terminal`, `md`, `csv` or `latex`; one below the other, in `csv` as one table.
+
+    A terminal gets what `console` (standard output when none is given) has room for; a file or a pipe every column,
+    without colour. ConfigError for another format.
+    """
+    terminal = partial(_terminal, console or Console())
+    one_by_one: dict[str, Callable[[Layout], str]] = {"terminal": terminal, "md": _markdown, "latex": _latex}
+    if format == "csv":
+        return _csv(layouts)
+    if format not in one_by_one:
+        raise ConfigError(f"format={format}: must be one of {', '.join(one_by_one)}, csv")
+    return "\n".join(map(one_by_one[format], layouts))
+
+
+def _terminal(console: Console, layout: Layout) -> str:
     for left_out in _LEFT_OUT:
-        grid = _grid(table.without(left_out))
+        grid = _grid(layout.without(left_out))
         needed = Measurement.get(console, console.options.update(max_width=1000), grid)
         if not console.is_terminal or needed.minimum <= console.width:
             break
     if not console.is_terminal:
         console = Console(file=console.file, width=needed.maximum, color_system=None)
     notes = [
-        Text.assemble((status, _COLOURS[STATUS[status]]), f"  {run}: {detail}") for run, status, detail in table.notes
+        Text.assemble((status, _COLOURS[_STATUS[status]]), f"  {run}: {detail}")
+        for run, status, detail in layout.table.notes
     ]
     with console.capture() as capture:
-        console.print(Text(table.title, "bold"))
+        console.print(Text(layout.title, "bold"))
         console.print(grid, width=max(console.width, needed.minimum), crop=False)
-        console.print(Text(table.caption, "dim"), *notes, *map(Text, table.claims), sep="\n")
+        console.print(Text(layout.caption, "dim"), *notes, *map(Text, layout.claims), sep="\n")
     return capture.get()
 
 
-def _grid(table: Layout) -> Grid:
-    """The table for a terminal: bars between groups of columns, rules between groups of rows; a source may wrap."""
-    grid, cells, title = Grid(box=HORIZONTALS, padding=0, show_edge=False, border_style="dim"), list[list[Text]](), ""
-    for column in table.columns:
-        if column.title != title:
-            grid.add_column("│\n│", style="dim", min_width=1)
-            cells.append([Text("│")] * len(column.cells))
-        head = f"{column.title if column.title != title else ''}\n{column.name}"
-        title, width = column.title, max(map(len, (column.name, *(cell.text for cell in column.cells))))
-        grid.add_column(head, min_width=20 if column.group == "source" else width)
-        grid.columns[-1].justify = "left" if column.align == "l" else "right"
-        cells.append([Text(cell.text, _COLOURS.get(cell.style, "")) for cell in column.cells])
-    for row, closes in zip(zip(*cells, strict=True), [*table.opens[1:], True], strict=True):
-        grid.add_row(*row, end_section=closes)
+def _grid(layout: Layout) -> Grid:
+    grid = Grid(box=HORIZONTALS, padding=0, show_edge=False, border_style="dim")
+    for column in layout.columns:
+        group = column.group if column.title != column.name else ""
+        width = 20 if column.group == "source" else max(map(len, (column.name, *(cell.text for cell in column.cells))))
+        grid.add_column(f"{group}\n{column.name}", justify="left" if column.align == "l" else "right", min_width=width)
+    for (_, cells), closes in zip(layout.rows, [*layout.table.opens[1:], True], strict=True):
+        grid.add_row(*(Text(cell.text, _COLOURS.get(cell.style, "")) for cell in cells), end_section=closes)
     return grid
 
 
-def _markdown(table: Layout) -> str:
-    table = table.without({"letter"})
-    head = [_markdown_text(f"{column.title} {column.name}".strip()) for column in table.columns]
-    rows = [[_markdown_text(cell.text) for cell in row] for _, row in table.rows]
-    align = ["right" if column.align == "r" else "left" for column in table.columns]
-    text = tabulate(rows, head, tablefmt="pipe", colalign=align, disable_numparse=True)
-    notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in table.notes]
-    notes += [f"- {_markdown_text(claim)}" for claim in table.claims]
-    parts = [
-        f"### {_markdown_text(table.title)}",
-        text,
-        _markdown_text(table.caption.replace("\n", " ")),
-        "\n".join(notes),
-    ]
+def _tabulated(layout: Layout, format: str, escaped: Callable[[str], str]) -> str:
+    rows: list[Any] = []
+    for opens, row in layout.rows:
+        rows += [SEPARATING_LINE] if opens and rows and format != "pipe" else []
+        rows.append([escaped(cell.text) for cell in row])
+    head = [escaped(column.title) for column in layout.columns]
+    align = ["right" if column.align == "r" else "left" for column in layout.columns]
+    return str(tabulate(rows, head, tablefmt=format, colalign=align, disable_numparse=True))
+
+
+def _markdown(layout: Layout) -> str:
+    text = _tabulated(layout, "pipe", _markdown_text)
+    notes = [f"- {status}: {run}: `{detail.replace('`', chr(39))}`" for run, status, detail in layout.table.notes]
+    notes += [f"- {_markdown_text(claim)}" for claim in layout.claims]
+    parts = [f"### {_markdown_text(layout.title)}", text, _markdown_text(layout.caption), "\n".join(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -225,45 +303,10 @@ def _markdown_text(text: str) -> str:
     return re.sub(r"[\\`*\[\]<>|~&$]|\b_|_\b", lambda special: f"\\{special[0]}", text)
 
 
-def _records(table: Table) -> list[dict[str, Any]]:
-    """Every number in full, and nothing left to a caption."""
-    ranks: dict[str, float | None] = {}
-    for metric in METRICS:
-        found = rank_correlation(table, metric)
-        figures = (found.rho, *found.interval) if found else (None, None, None)
-        names = (f"spearman_{metric.lower()}{end}" for end in ("", "_low", "_high"))
-        ranks |= dict(zip(names, figures, strict=True))
-    records = []
-    for line in table.lines:
-        config = line.config
-        learned = {"learned_positions": config.model.positions == "learned"}
-        paper = {f"paper_{key}": value for key, value in dataclasses.asdict(config.paper).items()}
-        records.append(record(table, line, learned | paper, ranks))
-    return records
-
-
-def record(table: Table, line: Line, definition: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """Every number of a line in full: after its sizes what else defines it, and before its notes what else is known."""
-    keys = ("dev.ppl", "dev.bits_per_character", "dev.bleu.paper", "dev.bleu.sacrebleu", "dev.bleu.intl")
-    found = {"row": line.name, **{key: getattr(getattr(line.config, section), key) for _, section, key in DEFINITION}}
-    found |= definition
-    found |= {"status": line.status, "seeds": " ".join(str(run.seed) for run in line.runs if run.result)}
-    for key in keys:
-        value = line.measured(key)
-        name = key.removeprefix("dev.").replace(".", "_")
-        found |= {name: value and value.mean, f"{name}_deviation": value and value.deviation}
-    found |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
-    found |= {"data": table.data, "precision": look_up(table.reference, "config.hardware.precision")}
-    found |= {"comparable": table.comparable, "scale": table.scale.name}
-    found |= {f"scale_{name}": value for name, value in dataclasses.asdict(table.scale).items() if name != "name"}
-    found |= others
-    return found | {"notes": "; ".join(f"{run} {status}: {detail}" for run, status, detail in line.notes)}
-
-
-def _csv(tables: Sequence[Layout]) -> str:
+def _csv(layouts: Sequence[Layout]) -> str:
     """The records of the tables under one header, each row once; what a table has no column for is empty."""
     rows: dict[str, dict[str, Any]] = {}
-    for record in (record for table in tables for record in table.records):
+    for record in (record for layout in layouts for record in layout.records):
         rows.setdefault(record["row"], record)
     text = io.StringIO()
     header = list(dict.fromkeys(key for record in rows.values() for key in record))
@@ -273,17 +316,10 @@ def _csv(tables: Sequence[Layout]) -> str:
     return text.getvalue()
 
 
-def _latex(table: Layout) -> str:
-    table = table.without({"letter"})
-    head = [_latex_text(f"{column.title} {column.name}".strip()) for column in table.columns]
-    rows: list[Any] = []
-    for opens, row in table.rows:
-        rows += [SEPARATING_LINE] if opens and rows else []
-        rows.append([_latex_text(cell.text) for cell in row])
-    align = ["right" if column.align == "r" else "left" for column in table.columns]
-    text = tabulate(rows, head, tablefmt="latex_raw", colalign=align, disable_numparse=True)
-    notes = [f"{status}: {run}: {detail}." for run, status, detail in table.notes]
-    caption = _latex_text(" ".join([f"{table.title}.", *table.caption.splitlines(), *notes, *table.claims]))
+def _latex(layout: Layout) -> str:
+    text = _tabulated(layout, "latex_raw", _latex_text)
+    notes = [f"{status}: {run}: {detail}." for run, status, detail in layout.table.notes]
+    caption = _latex_text(" ".join([f"{layout.title}.", layout.caption, *notes, *layout.claims]))
     size = r"\centering\footnotesize\setlength{\tabcolsep}{3pt}"
     return "\n".join([r"\begin{table}", size, rf"\caption{{{caption}}}", text, r"\end{table}", ""])
 

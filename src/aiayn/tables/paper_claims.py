@@ -46,10 +46,8 @@ class Claim:
 
     @property
     def margin(self) -> float:
-        """How far apart may be what counts as the same: in BLEU, or in nats a token."""
-        return (
-            TOLERANCES["BLEU"] if self.metric == "BLEU" else math.log1p(TOLERANCES["PPL"] / 4.92)
-        )  # of the paper's base
+        """How far apart may be what counts as the same: in BLEU, or in nats per token, 4.92 being the paper's base."""
+        return TOLERANCES["BLEU"] if self.metric == "BLEU" else math.log1p(TOLERANCES["PPL"] / 4.92)
 
     def weights(self, lines: Mapping[str, Line]) -> dict[str, float]:
         """What each row's mean counts for, so that their sum is the rise from the first row to the last.
@@ -98,18 +96,15 @@ class Rise:
         low, high = stats.t.interval(1 - ERROR_RATE, self.freedom, self.effect, self.error)
         return float(low), float(high)
 
-    def beyond(self, bound: float) -> float:
-        """The p-value against the rise being at most `bound`."""
-        return float(stats.t.sf((self.effect - bound) / self.error, self.freedom))
-
-    def below(self, bound: float) -> float:
-        """The p-value against the rise being at least `bound`."""
-        return float(stats.t.cdf((self.effect - bound) / self.error, self.freedom))
+    def p_values(self, bound: float) -> tuple[float, float]:
+        """Against the rise being at most, and being at least, `bound`."""
+        t = (self.effect - bound) / self.error
+        return float(stats.t.sf(t, self.freedom)), float(stats.t.cdf(t, self.freedom))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a claim. Effects are in BLEU or in nats a token, larger is better."""
+    """What became of a claim. Effects are in BLEU or in nats per token, larger is better."""
 
     claim: Claim
     paper: float | None
@@ -120,6 +115,36 @@ class Finding:
     verdict: Verdict
     because: str
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """In words and figures, as a page or a table prints it: a gain in BLEU, or in percent of perplexity."""
+        claim = self.claim
+
+        def gain(*effects: float | None) -> str:
+            known = [effect for effect in effects if effect is not None]
+            percent = [f"{100 * -math.expm1(-effect):+.1f} %".replace("-", "−") for effect in known]
+            return " to ".join(map(signed, known) if claim.metric == "BLEU" else percent) or "–"
+
+        *lower, last = claim.rows
+        sign = " = " if claim.equal else " ≤ " if claim.not_worse else " < "
+        return {
+            "sentence": claim.sentence,
+            "rows": sign.join([*lower, last if claim.share == 1 else f"{claim.share:g} {last}"]),
+            "metric": claim.metric,
+            "paper": gain(self.paper),
+            "ours": gain(self.effect),
+            "interval": gain(*self.interval or ()),
+            "sentences": gain(*self.sentences or ()) + (" (90 %)" if claim.equal and self.sentences else ""),
+            "p": "–" if self.p is None else "< 0.001" if self.p < 0.001 else f"{self.p:.3f}",
+            "verdict": self.verdict,
+            "because": self.because,
+        }
+
+
+def signed(value: float) -> str:
+    """A figure with its sign and two digits."""
+    return f"{value:+.2f}".replace("-", "−")
+
 
 @dataclass(frozen=True)
 class Correlation:
@@ -127,8 +152,6 @@ class Correlation:
 
     rho: float
     interval: tuple[float, float]
-    rows: int
-    repeated: int  # rows with several seeds; without any the bootstrap is over rows alone
 
 
 def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
@@ -140,23 +163,22 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
     lines = {line.name: line for line in table.lines}
     claims = [claim for claim in claims if lines.keys() >= set(claim.rows)]
     rises = [rise(_samples(claim, lines), claim.weights(lines)) for claim in claims]
-    evidence = [None if found is None else _p_values(claim, found) for claim, found in zip(claims, rises, strict=True)]
+    evidence = [_p_values(claim, found) if found else None for claim, found in zip(claims, rises, strict=True)]
     known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
     corrected = iter(stats.false_discovery_control(known).tolist() if known else [])
-    whole = {
-        line.name for line in table.lines if all((line.name, run.seed) in counts for run in line.runs if run.result)
+    lacking = {
+        line.name for line in table.lines for run in line.runs if run.result and (line.name, run.seed) not in counts
     }
-    resampled = _resampled({key: of_run for key, of_run in counts.items() if key[0] in whole})
+    resampled = _resampled({key: of_run for key, of_run in counts.items() if key[0] not in lacking})
     findings = []
     for claim, found, pair in zip(claims, rises, evidence, strict=True):
         weights, samples = claim.weights(lines), _samples(claim, lines)
-        means = {row: float(np.mean(values)) for row, values in samples.items() if values}
-        effect = sum(weight * means[row] for row, weight in weights.items()) if len(means) == len(weights) else None
+        effect = _weighted(weights, samples) if all(samples.values()) else None
         sentences = _sentence_interval(claim, weights, resampled)
-        p = None if pair is None else next(corrected)
-        interval, paper = None if found is None else found.interval, paper_effect(claim, lines)
+        p = next(corrected) if pair else None
         verdict, because = _verdict(claim, samples, pair, p, sentences)
-        findings.append(Finding(claim, paper, effect, interval, sentences, p, verdict, because))
+        interval = found.interval if found else None
+        findings.append(Finding(claim, paper_effect(claim, lines), effect, interval, sentences, p, verdict, because))
     return findings
 
 
@@ -167,11 +189,10 @@ def rank_correlation(table: Table, metric: Metric) -> Correlation | None:
 
 
 def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> Correlation | None:
-    """Spearman's rho of `paper` with the means of `samples`, one value and one sample (a value a seed) for each row.
+    """Spearman's rho of `paper` with the means of `samples`: one value, and one sample of seeds, for each row.
 
-    Rows with equal values share the mean of their ranks. The interval is the percentile bootstrap: rows are drawn with
-    replacement, then, for each of them, as many of its seeds as it has. None below `MIN_ROWS` rows, and where all rows
-    are equal.
+    The interval is the percentile bootstrap over rows and, of each row drawn, its seeds. None below `MIN_ROWS` rows,
+    and where all rows are equal.
     """
     means = np.array([np.mean(sample) for sample in samples])
     if len(means) < MIN_ROWS or len(set(paper)) == 1 or len(set(means.tolist())) == 1:
@@ -192,8 +213,7 @@ def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> C
     low, high = np.percentile(resampled, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
     rho = float(stats.spearmanr(paper, means).statistic)
     # A row that is drawn twice is a tie, which pulls all resamples of a rho near 1 below it
-    interval = min(float(low), rho), max(float(high), rho)
-    return Correlation(rho, interval, len(means), sum(len(sample) > 1 for sample in samples))
+    return Correlation(rho, (min(float(low), rho), max(float(high), rho)))
 
 
 def rise(samples: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Rise | None:
@@ -204,8 +224,11 @@ def rise(samples: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -
     variance = sum(parts)
     # Welch and Satterthwaite: rows need not vary alike
     spread = sum(part**2 / (len(samples[row]) - 1) for part, row in zip(parts, weights, strict=True))
-    effect = sum(weight * float(np.mean(samples[row])) for row, weight in weights.items())
-    return Rise(effect, math.sqrt(variance), variance**2 / spread)
+    return Rise(_weighted(weights, samples), math.sqrt(variance), variance**2 / spread)
+
+
+def _weighted(weights: Mapping[str, float], samples: Mapping[str, Sequence[float]]) -> float:
+    return sum(weight * float(np.mean(samples[row])) for row, weight in weights.items())
 
 
 def figures(line: Line, metric: Metric) -> list[float]:
@@ -221,28 +244,20 @@ def _samples(claim: Claim, lines: Mapping[str, Line]) -> dict[str, list[float]]:
 
 
 def _p_values(claim: Claim, found: Rise) -> tuple[float, float]:
-    """One-sided p-values for the paper's claim and for its contrary."""
+    """One-sided, for the paper's claim and for its contrary."""
     if not claim.equal:
-        return found.beyond(claim.bound), found.below(claim.bound)
+        return found.p_values(claim.bound)
     # Two one-sided tests: to be the same is to be below the margin and above minus the margin
-    same = max(found.below(claim.margin), found.beyond(-claim.margin))
-    return same, min(1.0, 2 * min(found.beyond(claim.margin), found.below(-claim.margin)))
+    (above, not_above), (not_below, below) = found.p_values(claim.margin), found.p_values(-claim.margin)
+    return max(not_above, not_below), min(1.0, 2 * min(above, below))
 
 
 def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float | None:
-    """The rise in the paper's own figures, or in those that others published.
-
-    None where one is missing, or where they stand in different papers: those were made under different conditions.
-    """
-    if len({lines[row].source.partition(",")[0] for row in claim.rows}) > 1:
-        return None
-    effect = 0.0
-    for row, weight in claim.weights(lines).items():
-        found = lines[row].published(claim.metric)
-        if found is None:
-            return None
-        effect += weight * (found if claim.metric == "BLEU" else -math.log(found))
-    return effect
+    """The rise in published figures; None where one is missing, or where not all stand in one paper."""
+    sources = {lines[row].source.partition(",")[0] for row in claim.rows}
+    found = {row: lines[row].published(claim.metric) for row in claim.rows}
+    known = {row: [value if claim.metric == "BLEU" else -math.log(value)] for row, value in found.items() if value}
+    return _weighted(claim.weights(lines), known) if len(sources) == 1 and len(known) == len(found) else None
 
 
 def _verdict(
@@ -252,11 +267,9 @@ def _verdict(
     p: float | None,
     sentences: tuple[float, float] | None,
 ) -> tuple[Verdict, str]:
-    """What becomes of a claim, and because of what."""
     if evidence is None or p is None:
-        short = {row: len(values) for row, values in samples.items() if len(values) < 2}
-        missing = ", ".join(f"{row} has {count or 'none'}" for row, count in short.items())
-        needs = f"we judge a claim only if every row in it has at least two seeds: {missing}"
+        short = ", ".join(f"{row} has {len(of) or 'none'}" for row, of in samples.items() if len(of) < 2)
+        needs = f"we judge a claim only if every row in it has at least two seeds: {short}"
         return "undecided", needs if short else "the seeds do not differ at all"
     for_it, seeds = evidence[0] < evidence[1], f"{min(map(len, samples.values()))} seeds a row"
     if p >= ERROR_RATE:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from aiayn.config import compose, folders
+from aiayn.config import folders
 from aiayn.config.schema import Config
 from aiayn.cost import flops
 from aiayn.data.dataset import Dataset
@@ -19,22 +19,18 @@ from aiayn.tables.table3 import Line
 
 @dataclass(frozen=True)
 class Published:
-    """What the paper has of a row: its name, the checkpoints averaged, BLEU by languages, FLOPs, hours of 8 GPUs."""
+    """What the paper has of a row: its name, the checkpoints averaged, BLEU by languages, FLOPs."""
 
     name: str
     average: int
     bleu: dict[str, float]
     flops: float
-    hours: float
 
 
-# Table 2, and 5.2 for the hours: 12, and three days and a half
 PAPER = {
-    "base": Published("Transformer (base)", 5, {"en-de": 27.3, "en-fr": 38.1}, 3.3e18, 12.0),
-    "big": Published("Transformer (big)", 20, {"en-de": 28.4, "en-fr": 41.8}, 2.3e19, 84.0),
+    "base": Published("Transformer (base)", 5, {"en-de": 27.3, "en-fr": 38.1}, 3.3e18),
+    "big": Published("Transformer (big)", 20, {"en-de": 28.4, "en-fr": 41.8}, 2.3e19),
 }
-
-
 # What Table 2 has of other systems, in its order: name, BLEU as printed there and training FLOPs, by languages
 OTHERS: tuple[tuple[str, dict[str, str], dict[str, float]], ...] = (
     ("ByteNet", {"en-de": "23.75"}, {}),
@@ -68,17 +64,6 @@ def languages(run: Config) -> str:
     return f"{run.data.source_language}-{run.data.target_language}"
 
 
-def span(last: int, every: int, count: int) -> int:
-    """The updates from the first to the last of the last `count` checkpoints, written each `every` and at the end."""
-    steps: list[int] = [*range(every, last, every), last][-count:]
-    return steps[-1] - steps[0]
-
-
-def published_span(name: str) -> float:
-    """The same of the paper's, which are 10 minutes apart (6.1)."""
-    return (PAPER[name].average - 1) * compose.rows()[name].training.max_steps / (PAPER[name].hours * 6)
-
-
 def lines(run: Config, dataset: Dataset) -> list[str]:
     """Table 2 with what is trained and evaluated of the same data, scale, seed, fidelity and precision as `run`."""
     pair = languages(run)
@@ -101,26 +86,12 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
     return [
         f"Table 2 at scale {run.scale.name} on {made_of}{conditions}",
         *(line.rstrip() for line in lines),
-        "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Each of the mean of the row's last checkpoints:",
-        *(_averaged(line, run) for line in rows),
+        "BLEU: the paper's recipe; 13a and intl: sacreBLEU's. Each of the mean of the row's last checkpoints:"
+        f" {' and '.join(f'{PAPER[line.name].average} of {line.name}' for line in rows)}.",
         "FLOPs as printed: the paper's, of devices by time. By count: products for the updates' tokens; the paper's,"
         " counted here, of its steps of 25,000 tokens.",
         *(f"{status}  {name}: {detail}" for line in rows for name, status, detail in line.notes if status == "stale"),
     ]
-
-
-def _averaged(line: Line, run: Config) -> str:
-    published, training, paper = PAPER[line.name], line.trained.training, line.config.training
-    # How often a run saves does not affect its result: the command that evaluates it may say otherwise
-    every = records.look_up(_counted(line, run.seed), "config.training.checkpoint_every")
-    known = isinstance(every, int) and every > 0
-    ours = span(training.max_steps, every if known else training.checkpoint_every, published.average)
-    dropout = ", and with dropout 0.1 (6.1)" if (line.name, languages(run)) == ("big", "en-fr") else ""
-    return (
-        f"  {line.name}: the last {published.average}, over {ours:,} of {training.max_steps:,} updates;"
-        f" the paper's, one each 10 minutes, over about {round(published_span(line.name), -2):,.0f}"
-        f" of {paper.max_steps:,}{dropout}"
-    )
 
 
 def papers_compute(row: Config, pair: str = "en-de") -> float:
@@ -130,7 +101,7 @@ def papers_compute(row: Config, pair: str = "en-de") -> float:
 
 
 def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
-    result = _counted(line, run.seed)
+    result = next((found.result for found in line.runs if found.seed == run.seed and found.result), {})
     figures: Any = {}
     folder = folders.sweep_folder(run) / line.name / f"seed{run.seed}"
     with contextlib.suppress(OSError, ValueError, RecursionError):  # not evaluated yet, or torn: dashes either way
@@ -146,11 +117,6 @@ def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
         rows, lengths = run.fidelity.rows(dataset.tokenizer.vocab_size), flops.weighted_lengths(dataset.pairs("train"))
         counted = flops.power(flops.training_flops(line.trained.model, rows, source, target, *lengths))
     return [PAPER[line.name].name, MEASURED, *bleu, NONE, counted]
-
-
-def _counted(line: Line, seed: int) -> dict[str, Any]:
-    """The result of the row under a seed, if it is among those that the table counts."""
-    return next((run.result for run in line.runs if run.seed == seed and run.result), {})
 
 
 def main(run: Config) -> None:

@@ -1,17 +1,15 @@
 """Table 3, or other rows, in numbers: which runs count, and every row's figures beside the paper's."""
 
-import contextlib
 import dataclasses
 import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import BEYOND, ROWS, Config, Scale, result_affecting
+from aiayn.config.schema import BEYOND, Config, Scale, result_affecting
 from aiayn.runs.records import OF_ROW, SHARED, Run, changed, comparable, look_up, place_in_result, printable, row_group
 
 Metric = Literal["PPL", "BLEU"]
@@ -63,19 +61,19 @@ class Line:
         return row_group(self.name)
 
     def papers(self, metric: Metric) -> float:
-        """The row's own figure in Table 3."""
-        value = self.config.paper.ppl if metric == "PPL" else self.config.paper.bleu
-        assert value is not None, f"{self.name} is no row of Table 3"
+        """The figure of Table 3, of a row that stands in it."""
+        value = self.published(metric)
+        assert value is not None, f"{self.name} has no {metric} in Table 3"
         return value
 
     def published(self, metric: Metric) -> float | None:
-        """The paper's figure for the row, or of a row beyond Table 3 what others published, if they did."""
+        """The paper's figure; of a row beyond Table 3 what others published, if they did."""
         theirs = self.config.published if self.name in BEYOND else self.config.paper
         return theirs.ppl if metric == "PPL" else theirs.bleu
 
     @property
     def source(self) -> str:
-        """Where what `published` gives stands, and under which conditions it was made: `Author year, conditions`."""
+        """Where `published` is from, and how it was made: `Author year, conditions`."""
         return self.config.published.where or "Vaswani et al. 2017, newstest2013 en-de, Table 3"
 
     @property
@@ -96,10 +94,9 @@ class Line:
         for run in self.stale:
             (key, value, claim), *others = changed(self.claims, run.result)
             was, now = (str(part)[:12] if key.startswith("sha256.") else part for part in (value, claim))
-            shared = key in SHARED
-            where = ", as in most runs of this table" if shared else ""
-            remedy = f"delete its folder and train it again{', or give it another data.name' if shared else ''}"
+            where = ", as in most runs of this table" if key in SHARED else ""
             more = f", and {len(others)} more" if others else ""
+            remedy = "delete its folder and train it again"
             notes.append((run, "stale", f"{key} was {was}, is {now}{where}{more}: {remedy}"))
         for run in self.runs:
             if run.status == "failed":
@@ -115,19 +112,17 @@ class Line:
     def measured(self, key: str) -> Measured | None:
         """The same over the seeds; None when none is finished."""
         values = self.values(key)
-        if not values:
-            return None
-        return Measured(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        return Measured(statistics.mean(values), deviation) if values else None
 
 
 @dataclass(frozen=True)
 class Table:
-    """Table 3 in numbers, before any format."""
+    """Table 3 in numbers."""
 
     lines: tuple[Line, ...]
     scale: Scale
     data: str
-    others: int  # runs with other settings than these rows'
     reference: Mapping[str, Any]  # a result with what all that count share; while there is none, the command's config
 
     @property
@@ -165,8 +160,8 @@ class Table:
 
     def means(self, metric: Metric) -> list[float | None]:
         """Our figure of each line, the mean over its seeds; None where none is finished."""
-        measured = [line.measured(KEYS[metric]) for line in self.lines]
-        return [None if found is None else found.mean for found in measured]
+        found = [line.measured(KEYS[metric]) for line in self.lines]
+        return [None if of_line is None else of_line.mean for of_line in found]
 
     def effects(self, values: Sequence[float | None]) -> list[float | None]:
         """One value for each line, minus that of base; None for base itself and where either is missing."""
@@ -175,24 +170,18 @@ class Table:
 
 
 def table(run: Config, runs: Sequence[Run], rows: Mapping[str, Config] | None = None) -> Table:
-    """The table of `rows`, base first, or of the paper's: with what `runs` found at the scale and on the data of `run`.
+    """The table of `rows`, base first, or of the paper's, with those of `runs` that count.
 
-    Its fidelity and precision count as well.
-    Only here it is decided which runs count: those that are as their row is now and share with most others what no row
-    says (SHARED). Where as many share one thing as another, it is what base's first seed has.
+    These are as their row is now at the scale of `run`, and share with most others what no row says (SHARED). Of two
+    kinds with equally many runs, base's counts.
     """
     rows = rows or compose.rows(run.fidelity.name)
     trained = {name: compose.scaled(dataclasses.replace(rows[name], scale=run.scale)) for name in rows}
     own = {name: [found for found in runs if found.experiment == name] for name in rows}
-    as_row = [
-        found.result
-        for name in rows
-        for found in own[name]
-        if found.result and not changed(_claims(trained[name]), found.result)
-    ]
+    finished = [(name, found.result) for name in rows for found in own[name] if found.result]
+    as_row = [result for name, result in finished if not changed(_claims(trained[name]), result)]
     kinds = Counter(map(_conditions, as_row))
-    # Of kinds with equally many runs the first, and base is the first row
-    most = max(kinds, key=kinds.__getitem__, default=())
+    most = max(kinds, key=kinds.__getitem__, default=())  # of several the first, and base is the first row
     reference = next((result for result in as_row if _conditions(result) == most), {"config": dataclasses.asdict(run)})
     shared = dict(zip(SHARED, most, strict=False))
     lines = []
@@ -201,19 +190,7 @@ def table(run: Config, runs: Sequence[Run], rows: Mapping[str, Config] | None = 
         stale = [found for found in own[name] if found.result and changed(claims, found.result)]
         counted = tuple(found for found in own[name] if found not in stale)
         lines.append(Line(rows[name], trained[name], counted, tuple(stale), claims))
-    others = sum(found.experiment not in ROWS + BEYOND for found in runs)
-    return Table(tuple(lines), run.scale, folders.setting(run), others, reference)
-
-
-def translations(table: Table, folder: Path, sha256: str, number: int) -> dict[tuple[str, int], list[str]]:
-    """The translations of each (row, seed) of the table in `folder`: so many, of the corpus with this SHA-256."""
-    found = {}
-    for row, run in ((line.name, run) for line in table.lines for run in line.runs):
-        if look_up(run.result or {}, "sha256.data") == sha256:
-            with contextlib.suppress(OSError):
-                text = (folder / row / f"seed{run.seed}" / "translations.txt").read_bytes()
-                found[row, run.seed] = text.decode("utf-8", "replace").split("\n")[:-1]
-    return {key: lines for key, lines in found.items() if len(lines) == number}
+    return Table(tuple(lines), run.scale, folders.setting(run), reference)
 
 
 def _claims(line: Config) -> dict[str, Any]:
