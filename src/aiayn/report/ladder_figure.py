@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -73,10 +72,7 @@ def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
     empty.set_axis_off()
     drawn = list(zip(others, panels, strict=False))
     for number, (line, axes) in enumerate(drawn, 1):
-        papers, zero = (
-            row.papers(metric) if metric == "BLEU" else math.log(row.papers(metric)) for row in (line, base)
-        )
-        papers -= zero
+        papers = paper_claims.unit(line.papers(metric), metric) - paper_claims.unit(base.papers(metric), metric)
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.axhline(papers, color=PAPER_COLOUR, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.plot(papers_compute(line.config), papers, "D", color=PAPER_COLOUR, fillstyle="none", markersize=5)

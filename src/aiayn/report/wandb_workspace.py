@@ -25,13 +25,7 @@ class Panel:
     logarithm: bool = False
 
     def __str__(self) -> str:
-        shown = {
-            "bars": f"bars of {self.metric}, each row's mean and standard deviation over its seeds",
-            "lines": f"{self.metric} against {wandb_log.STEP}, each row's mean, least and most over its seeds",
-            "comparer": "the configurations and summaries of the runs side by side, where they differ",
-            "samples": f"table {self.metric}: source, reference, ours",
-        }
-        return f"{self.title}: {shown[self.kind]}{', logarithmic' if self.logarithm else ''}"
+        return f"{self.title}: {self.kind} {self.metric}{', logarithmic' if self.logarithm else ''}"
 
 
 SECTIONS = {
@@ -76,13 +70,12 @@ def name(run: Config) -> str:
 
 def described(run: Config) -> list[str]:
     """What is to be built, in lines."""
-    lines = [
+    return [
         f"W&B workspace {name(run)!r} of {run.wandb.entity or 'your own entity'}/{run.wandb.project}",
         f"runs: those of group {wandb_log.group(run)}, by {', then '.join(LEVELS)}; columns {', '.join(COLUMNS)}",
+        *(f"{section}: {panel}" for section, panels in SECTIONS.items() for panel in panels),
+        f"runs kept offline are sent with: wandb sync {folders.sweep_folder(run)}/*/*/wandb/offline-run-*",
     ]
-    for section, panels in SECTIONS.items():
-        lines += [f"{section}:", *(f"  {panel}" for panel in panels)]
-    return [*lines, f"runs kept offline are sent with: wandb sync {folders.sweep_folder(run)}/*/*/wandb/offline-run-*"]
 
 
 def built(run: Config) -> tuple[str, str]:

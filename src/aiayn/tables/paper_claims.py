@@ -40,6 +40,11 @@ class Claim:
     share: float = 1.0
 
     @property
+    def sign(self) -> int:
+        """Larger is better after it."""
+        return 1 if self.metric == "BLEU" else -1
+
+    @property
     def bound(self) -> float:
         """What the rise has to exceed."""
         return -self.margin if self.not_worse else 0.0
@@ -231,16 +236,18 @@ def _weighted(weights: Mapping[str, float], samples: Mapping[str, Sequence[float
     return sum(weight * float(np.mean(samples[row])) for row, weight in weights.items())
 
 
+def unit(value: float, metric: Metric) -> float:
+    """BLEU as it is, of PPL the logarithm: the same factor counts the same at every scale and with every vocabulary."""
+    return value if metric == "BLEU" else math.log(max(value, 1e-9))
+
+
 def figures(line: Line, metric: Metric) -> list[float]:
     """BLEU, or ln PPL, of each finished seed of a row."""
-    values = line.values(KEYS[metric])
-    # The same factor of perplexity counts the same at every scale and with every vocabulary, a difference does not
-    return values if metric == "BLEU" else [math.log(max(value, 1e-9)) for value in values]
+    return [unit(value, metric) for value in line.values(KEYS[metric])]
 
 
 def _samples(claim: Claim, lines: Mapping[str, Line]) -> dict[str, list[float]]:
-    sign = 1 if claim.metric == "BLEU" else -1
-    return {row: [sign * value for value in figures(lines[row], claim.metric)] for row in claim.rows}
+    return {row: [claim.sign * value for value in figures(lines[row], claim.metric)] for row in claim.rows}
 
 
 def _p_values(claim: Claim, found: Rise) -> tuple[float, float]:
@@ -256,7 +263,7 @@ def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float | None:
     """The rise in published figures; None where one is missing, or where not all stand in one paper."""
     sources = {lines[row].source.partition(",")[0] for row in claim.rows}
     found = {row: lines[row].published(claim.metric) for row in claim.rows}
-    known = {row: [value if claim.metric == "BLEU" else -math.log(value)] for row, value in found.items() if value}
+    known = {row: [claim.sign * unit(value, claim.metric)] for row, value in found.items() if value}
     return _weighted(claim.weights(lines), known) if len(sources) == 1 and len(known) == len(found) else None
 
 
