@@ -11,7 +11,6 @@ from matplotlib.text import Text
 from scipy import stats
 
 from aiayn.config import compose, folders
-from aiayn.paper.layers import sinusoids
 from aiayn.report import figures
 from aiayn.report.curves import AXES, Curve
 from aiayn.report.figure_files import style
@@ -118,19 +117,6 @@ def test_a_curve_has_its_own_values_along_the_axis(axis: str, table: Made) -> No
     assert "scale mini, corpus tiny" in axes.get_title()
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["a_h1"]  # once for all its seeds
-
-
-def test_the_cosine_of_an_offset_is_one_for_sinusoids_alone() -> None:
-    learned = np.random.default_rng(3).normal(size=(61, 22))
-    *_, below = figures.positions({"Sinusoids": sinusoids(61, 22).numpy(), "Learned": learned}).axes
-    widths = []
-    for band in below.collections:
-        places = band.get_paths()[0].vertices
-        widths.append(max(np.ptp(places[places[:, 0] == k, 1]) for k in range(1, 30)))
-    assert widths[0] < 1e-12
-    assert widths[1] > 0.5
-    angles = 7 / 10000 ** (np.arange(0, 22, 2) / 22)
-    assert below.lines[0].get_ydata()[7] == pytest.approx(np.cos(angles).mean())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from jinja2 import UndefinedError
 
 from aiayn.config import compose, folders
@@ -18,7 +17,6 @@ from aiayn.core import storage
 from aiayn.data.prepare import prepare
 from aiayn.report import html_report
 from aiayn.report.html_report import Section, page
-from aiayn.runs import checkpoint
 
 HOSTILE = (
     "</title><script>alert(1)</script><img src=x onerror=alert(1)> {{7*7}} {% raw %} \u202egnp.exe\x00\x1b[31m"
@@ -136,7 +134,7 @@ def test_every_figure_is_a_file_and_the_page_holds_its_bytes(report: Path) -> No
     names = {path.stem for path in (report.parent / "figures").iterdir()}
     curves = {f"curve-{what}-{by}" for what in ("dev-ppl", "train-loss") for by in ("steps", "tokens", "minutes")}
     groups = {f"group-{letter}" for letter in "abcde"}
-    assert names >= {"effects", "positions", "lengths", "beyond-curve", "beyond-lengths", *curves, *groups}
+    assert names >= {"effects", "lengths", "beyond-curve", "beyond-lengths", *curves, *groups}
     for name in names:
         drawn = (report.parent / "figures" / f"{name}.svg").read_bytes()
         assert drawn.startswith(b"<?xml")
@@ -171,21 +169,10 @@ def test_only_whole_translations_of_this_corpus_are_counted(run: Config, report:
     assert nowhere.counts == {}
 
 
-def test_learned_positions_are_of_the_newest_intact_checkpoint(run: Config, report: Path) -> None:
-    folder = folders.sweep_folder(run) / "e_learned_positions" / "seed1" / "checkpoints"
-    weights = {f"transformer.{side}_positions.weight": torch.rand(67, 5) for side in ("source", "target")}
-    checkpoint.save({"state_dict": weights}, checkpoint.path_of(folder, 3))
-    found = html_report.collect(run).learned
-    assert list(found) == ["Learned, source side", "Learned, target side"]
-    assert (found["Learned, source side"] == weights["transformer.source_positions.weight"].numpy()[:64]).all()
-    checkpoint.path_of(folder, 3).write_bytes(b"torn")
-    assert html_report.collect(run).learned == {}  # control
-
-
 def test_layers_are_those_of_a_measurement_that_is_whole(run: Config) -> None:
     path = Path(run.bench.output)
     assert html_report.collect(run).layers == {}
-    part = {"lengths": [16, 32], "layers": [{"name": "Recurrent", "seconds_a_token": [3e-6, 5e-6]}]}
+    part = {"lengths": [16, 32], "layers": [{"name": "Recurrent", "seconds_per_token": [3e-6, 5e-6]}]}
     whole = json.dumps({"parts": {"layers": part}})
     path.write_text(whole)
     assert html_report.collect(run).layers == {"Recurrent": [(16, 3e-6), (32, 5e-6)]}

@@ -7,7 +7,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -141,37 +140,15 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure
     return _with_legend(figure, axes)
 
 
-def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
-    """Tables of positional vectors (positions, d_model) as pictures; below, which offsets are rotations.
-
-    PE(pos + k) is a rotation of PE(pos), the same for all pos, just where the angle between them depends on k alone.
-    """
-    figure, (*pictures, below) = _figure((6.8, 4.0 + 1.3 * len(tables)), len(tables) + 1)
-    for axes, (name, vectors) in zip(pictures, tables.items(), strict=True):
-        bound = float(np.quantile(np.abs(vectors), 0.99))
-        axes.imshow(vectors.T, aspect="auto", cmap="RdBu", vmin=-bound, vmax=bound, interpolation="nearest")
-        axes.grid(visible=False)
-        axes.set(title=f"{name}, by position", ylabel="dimension")
-    for shade, (name, vectors) in zip((INK, PAPER_COLOUR, "#3e6e8e"), tables.items(), strict=False):
-        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        cosines = [np.diagonal(unit @ unit.T, k) for k in range(len(vectors) // 2)]
-        low, mean, high = ([reduce(of_k) for of_k in cosines] for reduce in (np.min, np.mean, np.max))
-        below.fill_between(range(len(mean)), low, high, color=shade, alpha=0.2, linewidth=0)
-        below.plot(mean, color=shade, label=name)
-    below.legend(loc="upper right")
-    below.set(title="Cosine of PE(pos) and PE(pos + k): mean, and range over pos", xlabel="position, or offset k")
-    return figure
-
-
 def layers(times: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
-    """Of each layer type of Table 1 the seconds a token, measured, against the length of the sequence."""
+    """Of each layer type of Table 1 the seconds per token, measured, against the length of the sequence."""
     figure, axes = _figure(_SIZE)
     for marker, (name, points) in zip(itertools.cycle("osv^D"), times.items()):
         axes.plot(*zip(*points, strict=True), f"{marker}-", markersize=3, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.legend()
-    axes.set(xlabel="tokens of the sequence, n", ylabel="seconds a token", title="Layers of Table 1, measured")
+    axes.set(xlabel="tokens of the sequence, n", ylabel="seconds per token", title="Layers of Table 1, measured")
     return figure
 
 

@@ -1,6 +1,7 @@
 """`aiayn report`: one page with Table 3, the paper's claims tested and every figure; the figures as files, too."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,8 @@ from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
 from aiayn.data.dataset import Dataset
 from aiayn.data.parallel_text import DataError
-from aiayn.paper.layers import sinusoids
 from aiayn.report import curves, figure_files, figures, ladder_figure
-from aiayn.runs import checkpoint, records
+from aiayn.runs import records
 from aiayn.runs.records import printable
 from aiayn.tables import beyond, formats, paper_claims, table3
 from aiayn.tables.paper_claims import Counts, Finding
@@ -55,7 +55,6 @@ class Material:
     words: Sequence[int]  # of each source sentence of dev
     counts: Counts  # n-grams of the translations of dev, by the rows beyond Table 3 too
     missing: str  # why there is no BLEU over sentences
-    learned: Mapping[str, Any]  # positional vectors of row E, by side
     scales: Sequence[Table]
     layers: Mapping[str, Sequence[tuple[int, float]]]  # (length, seconds a token) of each type; empty if unmeasured
 
@@ -74,9 +73,8 @@ def collect(run: Config) -> Material:
         missing = "" if counts else "No paired bootstrap: no finished run has translations of the corpus that is here."
     except (DataError, OSError) as error:
         words, counts, missing = [], {}, f"No paired bootstrap: {printable(str(error))}"
-    scales = ladder_figure.tables(run, table)
-    layers = _layers(Path(run.bench.output))
-    return Material(table, others, read, words, counts, missing, _learned(table, folder), scales, layers)
+    scales, layers = ladder_figure.tables(run, table), _layers(Path(run.bench.output))
+    return Material(table, others, read, words, counts, missing, scales, layers)
 
 
 def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:
@@ -84,24 +82,12 @@ def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:
     try:
         part = json.loads(path.read_text("utf-8"))["parts"]["layers"]
         lengths = [int(length) for length in part["lengths"]]
-        times = {printable(line["name"]): [float(time) for time in line["seconds_a_token"]] for line in part["layers"]}
+        times = {
+            printable(line["name"]): [float(time) for time in line["seconds_per_token"]] for line in part["layers"]
+        }
         return {name: list(zip(lengths, seconds, strict=True)) for name, seconds in times.items()}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
-
-
-def _learned(table: Table, folder: Path) -> dict[str, Any]:
-    """The positional vectors that the first finished run of row E has learned."""
-    row = next(line for line in table.lines if line.config.model.positions == "learned")
-    for run in (run for run in row.runs if run.result is not None):
-        try:
-            newest = checkpoint.newest(folder / row.name / f"seed{run.seed}" / "checkpoints")
-            weights = checkpoint.average(newest) if newest else {}
-        except storage.StorageError:
-            continue
-        sides = {side: weights.get(f"transformer.{side}_positions.weight") for side in ("source", "target")}
-        return {f"Learned, {side} side": vectors.numpy()[:64] for side, vectors in sides.items() if vectors is not None}
-    return {}
 
 
 def draw_figures(material: Material) -> dict[str, Figure]:
@@ -111,16 +97,13 @@ def draw_figures(material: Material) -> dict[str, Figure]:
     drawn |= {f"group-{letter}": figures.group(table, f"({letter.upper()})") for letter in "abcde"}
     if material.scales:
         drawn |= {f"ladder-{metric.lower()}": ladder_figure.ladder(material.scales, metric) for metric in METRICS}
-    for axis in curves.AXES:
-        for quantity in curves.QUANTITIES:
-            drawn[f"curve-{quantity.replace('/', '-')}-{axis}"] = figures.curve(table, runs, quantity, axis)
+    for axis, quantity in itertools.product(curves.AXES, curves.QUANTITIES):
+        drawn[f"curve-{quantity.replace('/', '-')}-{axis}"] = figures.curve(table, runs, quantity, axis)
     if material.beyond:
         drawn["beyond-curve"] = figures.curve(material.beyond, runs, "dev/ppl", "steps")
     for name, made in (("lengths", table), ("beyond-lengths", material.beyond)):
         if made and material.counts:
             drawn[name] = figures.lengths(made, material.counts, material.words)
-    tables = {"Sinusoids (3.5)": sinusoids(64, table.base.trained.model.d_model).numpy(), **material.learned}
-    drawn["positions"] = figures.positions(tables)
     return drawn | ({"layers": figures.layers(material.layers)} if material.layers else {})
 
 
@@ -141,7 +124,7 @@ def sections(material: Material, images: Mapping[str, str]) -> list[Section]:
         Section("By scale", figures=shown("ladder")),
         Section("Paper against ours", [formats.rank_sentence(table)], figures=shown("effects", "group")),
         Section("Learning curves", figures=shown("curve")),
-        Section("Lengths and positions", figures=shown("lengths", "positions")),
+        Section("BLEU by length", figures=shown("lengths")),
     ]
     if others := material.beyond:
         findings = paper_claims.check(others, material.counts, beyond.CLAIMS)
