@@ -19,7 +19,6 @@ from aiayn.data.parallel_text import DataError
 
 CONTENT = random.Random(11).randbytes(700_001)
 NAME = "corpus.tgz"
-HTML = b"<html>404 not found</html>\n"
 ALTERED = CONTENT[:350_000] + bytes([CONTENT[350_000] ^ 4]) + CONTENT[350_001:]
 
 
@@ -58,17 +57,15 @@ def ends_after(count: int):
     return fault
 
 
-def wrong_range(answer, content) -> None:
-    answer.start(206, 5, ("Content-Range", f"bytes 7-11/{len(content)}"))
-    answer.wfile.write(content[7:12])
-
-
-def sends(other: bytes):
+def sends(other: bytes, status: int = 200, *headers: tuple[str, str]):
     def fault(answer, content) -> None:
-        answer.start(200, len(other))
+        answer.start(status, len(other), *headers)
         answer.wfile.write(other)
 
     return fault
+
+
+WRONG_RANGE = sends(CONTENT[7:12], 206, ("Content-Range", f"bytes 7-11/{len(CONTENT)}"))
 
 
 def test_a_file_comes_whole_under_its_name_and_is_asked_for_once(server, remote, tmp_path):
@@ -92,7 +89,6 @@ def test_the_next_command_resumes_what_one_left(server, remote, tmp_path):
     server.faults = [ends_after(50_021)] + [status(503)] * (download.ATTEMPTS - 1)
     with pytest.raises(download.Unavailable, match=r"failed 8 times, at last with: 503 .*what came is kept"):
         fetch(remote, tmp_path)
-    assert not (tmp_path / NAME).exists()
     assert download.missing_bytes(remote, tmp_path) == len(CONTENT) - 50_021
     assert len(server.asked) == download.ATTEMPTS
     assert fetch(remote, tmp_path).read_bytes() == CONTENT
@@ -111,7 +107,7 @@ def test_a_busy_server_is_asked_again_and_one_that_refuses_not(server, remote, t
 
 
 def test_a_signal_ends_a_download_while_the_server_is_silent(server, remote, tmp_path):
-    kept, goes_on, heard = threading.Event(), threading.Event(), []
+    kept, goes_on = threading.Event(), threading.Event()
 
     def fault(answer, content) -> None:
         answer.start(200, len(content))
@@ -121,29 +117,19 @@ def test_a_signal_ends_a_download_while_the_server_is_silent(server, remote, tmp
         os.kill(os.getpid(), signal.SIGTERM)
         goes_on.wait(20)
 
-    def hear(there: int) -> None:
-        heard.append(there)
-        if there == 50_021:
-            kept.set()
-
     server.faults = [fault]
     with interrupting(), pytest.raises(Interrupted, match="stopped by SIGTERM"):
-        fetch(remote, tmp_path, hear)
+        fetch(remote, tmp_path, lambda there: kept.set() if there == 50_021 else None)
     goes_on.set()
-    assert heard[-1] == 50_021
-    assert not (tmp_path / NAME).exists()
+    assert os.listdir(tmp_path) == [f".{NAME}.part"]
     assert fetch(remote, tmp_path).read_bytes() == CONTENT
     assert server.asked == [(NAME, None), (NAME, "bytes=50021-")]
 
 
 @pytest.mark.parametrize(
     ("other", "found"),
-    [
-        (ALTERED, f"700001 bytes with SHA-256 {sha256(ALTERED)}"),
-        (HTML, "27 bytes of text"),
-        (CONTENT * 2, "1400002 bytes"),
-    ],
-    ids=["altered", "html", "too large"],
+    [(ALTERED, f"700001 bytes with SHA-256 {sha256(ALTERED)}"), (b"<html>404</html>", "16 bytes of text")],
+    ids=["altered", "html"],
 )
 def test_another_file_is_refused_with_both_sizes_and_sums(server, remote, tmp_path, other, found):
     server.faults = [sends(other)]
@@ -154,7 +140,7 @@ def test_another_file_is_refused_with_both_sizes_and_sums(server, remote, tmp_pa
     assert fetch(remote, tmp_path).read_bytes() == CONTENT  # the file itself is still to be had
 
 
-@pytest.mark.parametrize("answer", [sends(CONTENT), wrong_range, status(416)], ids=["ignored", "others", "416"])
+@pytest.mark.parametrize("answer", [sends(CONTENT), WRONG_RANGE, status(416)], ids=["ignored", "others", "416"])
 def test_a_server_that_does_not_resume_is_asked_for_everything(server, remote, tmp_path, answer):
     server.faults = [ends_after(50_021), answer]
     assert fetch(remote, tmp_path).read_bytes() == CONTENT
@@ -173,11 +159,3 @@ def test_a_disk_that_refuses_is_no_fault_of_the_network(server, remote, tmp_path
     monkeypatch.undo()
     assert fetch(remote, tmp_path).read_bytes() == CONTENT  # all of it is there: it only gets its name
     assert len(server.asked) == 1
-
-
-def test_a_file_damaged_later_is_refused_with_the_remedy(server, remote, tmp_path):
-    path = fetch(remote, tmp_path)
-    download.check(remote, path)
-    path.write_bytes(ALTERED)
-    with pytest.raises(DataError, match=f"{sha256(ALTERED)}; expected .*{remote.sha256}; replace it by http:"):
-        download.check(remote, path)

@@ -86,8 +86,6 @@ def test_chunks_and_processes_change_no_byte_of_the_merges(model, tmp_path, monk
     monkeypatch.setattr(parallel_text, "MAX_PROCESSES", 2)
     train(iter(PAIRS), ("en", "de"), tmp_path / "other")
     assert (tmp_path / "other").read_bytes() == model.read_bytes()
-    train(iter(PAIRS[:-7]), ("en", "de"), tmp_path / "other")  # control
-    assert (tmp_path / "other").read_bytes() != model.read_bytes()
 
 
 @pytest.mark.parametrize("pairs", [[], [("ab", "cd")]])

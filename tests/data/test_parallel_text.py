@@ -52,14 +52,6 @@ def test_line_ends_and_byte_order_marks_are_no_text(tmp_path, data) -> None:
     assert lines_of(tmp_path / "text", data) == [b"one", b"two"]
 
 
-@given(st.lists(st.binary().filter(lambda line: b"\n" not in line), max_size=7))
-@every_example_in_one_folder
-def test_any_bytes_keep_their_number_of_lines(tmp_path, lines) -> None:
-    # A first line that begins like UTF-16 is refused
-    data = b"".join(b"--" + line + b"\n" for line in lines)
-    assert len(lines_of(tmp_path / "text", data)) == len(lines)
-
-
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
 def test_a_compressed_file_reads_as_a_plain_one_unless_torn(tmp_path, suffix, pack) -> None:
     data = b"".join(b"%d\n" % i for i in range(10_007))

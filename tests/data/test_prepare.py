@@ -16,8 +16,6 @@ from aiayn.config import compose, folders
 from aiayn.data import moses_bpe, parallel_text, prepare
 from aiayn.data.moses_bpe import MosesBpe
 
-SIDES = [(split, side) for split in ("train", "dev", "test") for side in ("source", "target")]
-
 
 @pytest.fixture
 def run(digits, tmp_path) -> compose.Config:
@@ -36,62 +34,44 @@ def test_your_own_text_is_prepared_and_what_was_kept_is_printed(run, tmp_path, c
     printed = capsys.readouterr().out
     assert "train: 4001 lines, 4001 pairs kept, dropped: none" in printed
     assert "dev: 41 lines, 41 pairs kept, dropped: none; unseen characters: 3 source, 0 target\n" in printed
-    assert "test: 43 lines, 43 pairs kept, dropped: none; unseen characters: 0 source, 0 target\n" in printed
     assert re.search(r"25 subwords, SHA-256 [0-9a-f]{64}\n", printed)
     assert {path.name for path in tmp_path.iterdir()} == {"dev.source", "prepared"}
 
 
-@pytest.mark.parametrize(("split", "side"), SIDES)
-def test_a_missing_file_is_named_with_its_key(run, tmp_path, split, side):
-    key = f"{split}_{side}"
-    for path in ("", str(tmp_path / "gone"), str(tmp_path)):
-        with pytest.raises(compose.ConfigError, match=rf"data\.{key}='{re.escape(path)}': no such file"):
-            prepare.sources(with_files(run, **{key: path}).data)
+@pytest.mark.parametrize("path", ["", "gone", "/"])
+def test_a_missing_file_is_named_with_its_key(run, path):
+    with pytest.raises(compose.ConfigError, match=rf"data\.dev_target='{path}': no such file"):
+        prepare.sources(with_files(run, dev_target=path).data)
 
 
 def test_the_verses_are_prepared_whole_and_to_the_same_bytes(tmp_path):
     run = compose.compose_row("data=bible", "scale=paper", f"prepared={tmp_path}")
     dataset = prepare.prepare(run, lambda message: None)
-    counts = {split: (counts["lines"], counts["kept"]) for split, counts in dataset.manifest["splits"].items()}
-    assert counts == {"train": (24_490, 24_490), "dev": (2281, 2281), "test": (2660, 2660)}
+    assert [counts["kept"] for counts in dataset.manifest["splits"].values()] == [24_490, 2281, 2660]
     assert dataset.tokenizer.vocab_size == 4000
     assert dataset.sha256 == "16e4b9d8871f17ae9186e3be1eb244002df59039c148abedb2e459ef24977b73"
-    other = dataclasses.replace(run, data=dataclasses.replace(run.data, vocab_size=3000))
-    with pytest.raises(parallel_text.DataError, match=r"vocab_size was 4000, is 3000"):
-        prepare.prepare(other, pytest.fail)
 
 
-@pytest.mark.parametrize("name", ["wmt14_en_de", "wmt14_en_fr"])
-def test_own_text_under_the_name_of_a_downloaded_corpus_is_taken(run, name):
-    prepare.check(with_files(run, name=name))
-    prepare.check(compose.compose_row(f"data={name}"))  # to be downloaded
+def test_own_text_under_the_name_of_a_downloaded_corpus_is_taken(run):
+    prepare.check(with_files(run, name="wmt14_en_de"))
+    prepare.check(compose.compose_row("data=wmt14_en_de"))  # to be downloaded
     with pytest.raises(compose.ConfigError, match=r"data\.train_source='nowhere': no such file"):
-        prepare.check(with_files(run, name=name, train_source="nowhere"))
+        prepare.check(with_files(run, name="wmt14_en_de", train_source="nowhere"))
 
 
 @pytest.mark.slow
 def test_the_papers_tokenizer_makes_a_corpus_of_its_own(tmp_path, capsys, monkeypatch):
     assert moses_bpe.MERGES == 32_000
     monkeypatch.setattr(moses_bpe, "MERGES", 307)
-    files = {f"{split}_{side}": getattr(parallel_text.EMBEDDED["tiny"]["dev"], side) for split, side in SIDES}
-    words = ["data=files", "data.name=news", "scale=paper", f"prepared={tmp_path}"]
-    words += [f"data.{key}={path}" for key, path in files.items()]
-    usual = compose.compose_row(*words, "data.vocab_size=500")
-    papers = compose.compose_row(*words, "tokenizer=paper")
-    assert prepare.prepare(usual, lambda message: None).tokenizer.vocab_size == 500
+    papers = compose.compose_row("data=tiny", "scale=mini", f"prepared={tmp_path}", "tokenizer=paper")
     prepare.main(papers)
     assert "prepare: training 307 merges of Moses tokens\n" in capsys.readouterr().out
     dataset = prepare.prepare(papers, pytest.fail)
     assert isinstance(dataset.tokenizer, MosesBpe)
-    assert {path.name for path in tmp_path.iterdir()} == {"news", "news.paper"}
-    settings = dataset.manifest["settings"]
-    assert (settings["moses"], settings["merges"]) == ("en-de", 307)
-    assert "vocab_size" not in settings
+    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["tiny.paper"]
+    assert {"moses": "en-de", "merges": 307}.items() <= dataset.manifest["settings"].items()
     ids = dataset.tokenizer.encode(dataset.texts("dev", "target"), "target")
     assert dataset.pairs("dev").target_lengths[:].tolist() == [len(sentence) + 1 for sentence in ids]
-    french = dataclasses.replace(papers, data=dataclasses.replace(papers.data, target_language="fr"))
-    with pytest.raises(parallel_text.DataError, match="moses was en-de, is en-fr"):
-        prepare.prepare(french, pytest.fail)
 
 
 def test_text_edited_since_it_was_prepared_is_refused(run, tmp_path):
@@ -105,7 +85,7 @@ def test_text_edited_since_it_was_prepared_is_refused(run, tmp_path):
         prepare.check(run)
 
 
-@pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"settings": ', '{"settings": []}'])
+@pytest.mark.parametrize("manifest", ["", "[]", '{"settings": []}'])
 def test_a_damaged_manifest_is_left_to_the_preparation(run, manifest):
     folder = folders.prepared_folder(run)
     folder.mkdir(parents=True)
@@ -137,13 +117,13 @@ def descendants(process: int) -> set[int]:
     return found - {process}
 
 
-def living(processes: set[int]) -> set[int]:
-    found = set()
+def wait_for_the_end_of(processes: set[int]) -> None:
+    deadline = time.monotonic() + 20
     for process in processes:
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                found.add(process)
-    return found
+        with contextlib.suppress(OSError):  # it is gone
+            while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                assert time.monotonic() < deadline, process
+                time.sleep(0.02)
 
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc of Linux")
@@ -161,10 +141,7 @@ def test_no_process_outlives_a_preparation_that_is_killed(tmp_path, stage):
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 20
-    while living(workers):
-        assert time.monotonic() < deadline, living(workers)
-        time.sleep(0.02)
+    wait_for_the_end_of(workers)
 
 
 @needs_proc
@@ -181,23 +158,16 @@ def test_a_signal_ends_a_preparation_and_it_goes_on(tmp_path, words, stage, numb
     words = [*words, f"prepared={tmp_path}/prepared", *LONG, f"output={tmp_path}/runs", "wandb.mode=disabled"]
     process = command_at_work(words, tmp_path, stage)
     workers = descendants(process.pid)
-    began = time.monotonic()
     os.killpg(process.pid, number)
-    out, err = process.communicate(timeout=60)
-    took = time.monotonic() - began
+    out, err = process.communicate(timeout=10)  # 0.5 s on two idle cores; alone, the stage takes longer
     assert process.returncode == 75, out + err
     lines = [line for line in (out + err).splitlines() if not line.startswith("prepare: ")]
     assert len(lines) == 1
     assert f"stopped by {number.name}; repeat the command to go on from here" in lines[0]
-    assert took < 10  # 0.5 s on two idle cores; alone, the stage takes longer
-    deadline = time.monotonic() + 5  # each got the signal by itself, and may be a moment later
-    while living(workers) - {process.pid}:
-        assert time.monotonic() < deadline, living(workers)
-        time.sleep(0.02)
+    wait_for_the_end_of(workers)  # each got the signal by itself, and may be a moment later
     assert not list((tmp_path / "prepared").rglob(".*.tmp"))
     assert not list(tmp_path.rglob("failure.json"))
-    folder = next((tmp_path / "prepared").iterdir())
-    assert not (folder / "manifest.json").exists()
+    assert not list((tmp_path / "prepared").rglob("manifest.json"))
     if words[0] == "prepare":
         again = command_at_work(words, tmp_path, "SHA-256")
         out, err = again.communicate()

@@ -37,13 +37,6 @@ def test_every_text_of_learned_characters_comes_back_exactly(hostile, lines) -> 
     assert not any(set(ids.tolist()) & {PAD, UNK, BOS, EOS} for ids in hostile.encode(lines))
 
 
-@given(lines=st.lists(st.text().map(lambda text: text.replace("\n", "")), max_size=7))
-def test_any_text_keeps_its_number_of_lines(hostile, lines) -> None:
-    decoded = round_trip(hostile, lines)
-    assert len(decoded) == len(lines)
-    assert not any("\n" in line for line in decoded)
-
-
 def test_an_unseen_character_is_unknown_and_only_that(hostile) -> None:
     (ids,) = hostile.encode(["pad Ж pad"])
     assert ids.tolist().count(UNK) == 1
