@@ -38,7 +38,7 @@ def test_an_example_makes_the_same_three_splits_each_time(name: str, tmp_path: P
             assert lines(tmp_path / "two" / f"{split}.{side}") == lines(tmp_path / "one" / f"{split}.{side}")
 
 
-def test_no_sentence_of_the_treebanks_dev_set_is_in_its_training_text_and_each_tree_has_its_words(tmp_path) -> None:
+def test_the_treebank_s_dev_sentences_are_not_in_training(tmp_path) -> None:
     trees = script("trees")
     trees.make(tmp_path)
     sources = {split: lines(tmp_path / f"{split}.source") for split in ("train", "dev", "test")}
@@ -58,7 +58,7 @@ def test_labelled_f1_counts_brackets_by_label_and_place(tmp_path, capsys) -> Non
     assert "of 2 trees, 1 have brackets that match, 0 are the reference" in printed
 
 
-def test_a_penn_treebank_loses_its_words_traces_function_tags_and_the_bracket_around_each_tree(tmp_path) -> None:
+def test_a_penn_treebank_loses_words_traces_and_function_tags(tmp_path) -> None:
     trees = script("trees")
     (tmp_path / "wsj").write_text(
         """( (S

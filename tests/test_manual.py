@@ -34,7 +34,7 @@ def test_a_manual_has_examples_and_keys_with_their_values(command):
         assert any(re.match(rf"  {re.escape(name)}[.=]", line) for line in listed), name
 
 
-def test_every_key_that_no_group_owns_is_in_the_manual_of_a_command():
+def test_every_key_of_no_group_is_in_the_manual_of_a_command():
     printed = "\n".join(map(manual.manual_of, manual.COMMANDS))
     listed = {key for key in manual.documented_keys() if f"\n  {key}=" in printed}
     groups = ("experiment", "scale.", "fidelity.", "paper.", "published.")

@@ -52,7 +52,7 @@ def runs_of(path: Path) -> list[Config]:
     [pytest.param(path, marks=pytest.mark.slow) if path.stem == "table3" else path for path in FOR_WANDB],
     ids=[path.stem for path in FOR_WANDB],
 )
-def test_every_point_of_a_wandb_sweep_is_a_run_of_its_own_and_shown_online(path: Path) -> None:
+def test_every_point_of_a_wandb_sweep_is_a_run_shown_online(path: Path) -> None:
     sweep, runs = read(path), runs_of(path)
     assert len({folders.run_folder(run) for run in runs}) == len(runs) > 1
     assert {run.wandb.mode for run in runs} == {"online"}
@@ -61,7 +61,7 @@ def test_every_point_of_a_wandb_sweep_is_a_run_of_its_own_and_shown_online(path:
 
 
 @pytest.mark.slow
-def test_the_wandb_sweep_of_table_3_has_its_rows_as_they_stand_under_three_seeds() -> None:
+def test_the_wandb_sweep_of_table_3_has_its_rows_and_three_seeds() -> None:
     sweep, runs = read(FOLDER / "wandb" / "table3.yaml"), runs_of(FOLDER / "wandb" / "table3.yaml")
     assert {(run.experiment, run.seed) for run in runs} == set(itertools.product(ROWS, (1, 2, 3)))
     assert {folders.variation(run) for run in runs} == {""}

@@ -136,7 +136,7 @@ def rows_of(glob: str) -> list[str]:
     return found.filter([*schema.ROWS, *schema.BEYOND])
 
 
-def test_the_rows_of_experiments_are_those_of_every_sweep_and_table():
+def test_experiments_has_the_rows_of_every_sweep_and_table():
     """The one test of row names: the files of `experiments/` own them, the schema has the paper's order."""
     assert set(compose._read_folder("experiments")) == {*schema.ROWS, *schema.BEYOND}
     parameters = compose._read_folder("sweeps", "wandb")["table3"]["parameters"]

@@ -7,7 +7,7 @@ from aiayn.config import folders
 from aiayn.config.compose import compose_row
 
 
-def test_a_run_with_other_values_than_its_row_gets_its_own_folder():
+def test_other_values_than_the_row_s_get_a_folder_of_their_own():
     plain, same, other = (compose_row("experiment=a_h1", *more) for more in ((), ("model.dropout=0.1",), ("seed=2",)))
     assert str(folders.run_folder(plain)) == "runs/tiny-mini/a_h1/seed1"
     assert folders.run_folder(same) == folders.run_folder(plain)
@@ -32,13 +32,13 @@ def test_a_run_is_named_with_what_it_changes_in_its_row():
     assert folders.name(varied) == f"{hashed} (model.d_ff=512, model.num_heads=2) seed 1"
 
 
-def test_runs_with_the_papers_tokenizer_have_a_table_of_their_own():
+def test_the_papers_tokenizer_has_a_table_of_its_own():
     usual, papers = (compose_row(f"tokenizer={kind}") for kind in ("sentencepiece", "paper"))
     assert str(folders.run_folder(usual)) == "runs/tiny-mini/base/seed1"
     assert str(folders.run_folder(papers)) == "runs/tiny.paper-mini/base/seed1"
 
 
-def test_runs_in_another_precision_have_a_table_of_their_own_that_names_it():
+def test_another_precision_has_a_table_that_names_it():
     words = {"32-true": "tiny", "bf16-mixed": "tiny.bf16", "64-true": "tiny.fp64"}
     for precision, folder in words.items():
         run = compose_row(f"hardware.precision={precision}")
@@ -49,14 +49,14 @@ def test_runs_in_another_precision_have_a_table_of_their_own_that_names_it():
     assert folders.corpus_name(gpu) == "wmt14_en_de.paper"  # the text is prepared once
 
 
-def test_each_selection_of_text_is_prepared_in_a_folder_of_its_own():
+def test_each_selection_of_text_has_a_folder_of_its_own():
     whole = ("scale=paper", "prepared=p")
     assert folders.prepared_folder(compose_row(*whole)) == Path("p/tiny")
     chosen = (*whole, "scale.max_words=15", "scale.max_train_words=5", "scale.pairs=9000", "tokenizer=paper")
     assert folders.prepared_folder(compose_row(*chosen)) == Path("p/tiny.paper-15words-5trainwords-9000pairs")
 
 
-def test_the_hash_of_a_variation_is_that_of_its_differences_sorted_by_key():
+def test_a_variation_s_hash_is_that_of_its_sorted_differences():
     varied = compose_row("scale=paper", "model.num_layers=2", "model.d_ff=1024")
     sorted_keys = b'{"model.d_ff": 1024, "model.num_layers": 2}'
     assert folders.variation(varied) == f"+{hashlib.sha256(sorted_keys).hexdigest()[:8]}"

@@ -39,7 +39,7 @@ def test_a_known_bad_version_is_refused_by_name_with_a_remedy(monkeypatch, name,
     assert not Requirement(f"{name}{next(r.specifier for r in ASKED if r.name == name)}").specifier.contains(version)
 
 
-def test_what_is_installed_here_is_not_refused_nor_is_a_package_that_is_missing(monkeypatch):  # control
+def test_installed_and_missing_packages_are_not_refused(monkeypatch):  # control
     versions.refuse()
 
     def missing(name):

@@ -39,13 +39,13 @@ def test_the_rows_take_what_the_table_of_the_work_says() -> None:
 
 
 @pytest.mark.parametrize(("name", "attention"), [("s_rnn", 0), ("s_rnn_attention", 2 * 512**2)])
-def test_a_recurrent_row_is_planned_alone_with_its_own_parameters(name: str, attention: int) -> None:
+def test_a_recurrent_row_is_planned_alone(name: str, attention: int) -> None:
     (row,) = planned(f"experiment={name}", "scale=paper", "data.vocab_size=997")
     # Four layers of 6 and 8 d_model^2 weights, two biases of each gate, and the embedding
     assert row.parameters == 4 * (14 * 512**2 + 2 * 2 * 4 * 512) + attention + 997 * 512
 
 
-def test_the_parameters_are_those_of_the_model_that_training_builds() -> None:
+def test_the_parameters_are_those_of_the_model_in_training() -> None:
     (row,) = planned("scale=mini", "model.d_ff=800", "data.vocab_size=997")
     model = transformer(**vars(row.run.model), max_length=row.run.data.max_length, vocab_size=997)
     assert row.parameters == sum(parameter.numel() for parameter in model.parameters())
@@ -53,7 +53,7 @@ def test_the_parameters_are_those_of_the_model_that_training_builds() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in schema.BEYOND if name.startswith("f_")])
-def test_a_row_beyond_table_3_is_planned_alone_with_its_own_parameters(name: str) -> None:
+def test_a_row_beyond_table_3_is_planned_alone(name: str) -> None:
     (row,) = planned(f"experiment={name}", "data.vocab_size=997")
     like = "a_h1" if name in ("f_unscaled", "f_additive") else "base"
     table3 = {row.name: row for row in planned("data.vocab_size=997")}
@@ -107,7 +107,7 @@ def test_what_a_recurrent_row_keeps_is_what_torch_keeps(row: str, dropout: float
     assert saved(0.1 - dropout, 19, 19, f"experiment={row}", *SMALL)[0] != alive  # control: a mask is seen
 
 
-def test_a_prepared_corpus_gives_its_lengths_vocabulary_and_tokens(finished) -> None:
+def test_a_prepared_corpus_gives_lengths_vocabulary_and_tokens(finished) -> None:
     run = compose.compose_row(*finished)
     corpus = estimate.corpus_statistics(run)
     folder = compose.Path(run.prepared) / run.data.name
@@ -119,7 +119,7 @@ def test_a_prepared_corpus_gives_its_lengths_vocabulary_and_tokens(finished) -> 
     assert "prepared, every file" in corpus.found
 
 
-def test_a_corpus_still_to_be_downloaded_is_planned_with_its_archives(tmp_path) -> None:
+def test_a_corpus_to_be_downloaded_is_planned_with_its_archives(tmp_path) -> None:
     words = ("data=wmt14_en_de", f"prepared={tmp_path}/prepared")
     part = estimate.corpus_statistics(compose.compose_row(*words, "scale=mini"))
     assert part.to_write == 1_695_017_123 + 12_000 * 150

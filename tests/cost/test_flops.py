@@ -62,7 +62,7 @@ def test_the_formula_is_torch_s_count_with_other_parts_too(part: dict[str, str])
     assert (counted(sizes) == counted()) == (part != {"positions": "relative"})  # control
 
 
-def test_additive_scores_take_an_addition_more_for_each_multiplication() -> None:
+def test_additive_scores_add_once_for_each_multiplication() -> None:
     """By hand; torch counts products alone."""
     pairs = TOKENS["source_tokens"] * SOURCE + TOKENS["target_tokens"] * (TARGET / 2 + SOURCE)
     of = {
@@ -95,7 +95,7 @@ def test_a_row_takes_what_the_table_of_the_work_says(name: str) -> None:
     assert flops.training_flops(row.model, 37_000, 1, 1, 25, 25) / 1e6 != pytest.approx(mega, abs=0.06)  # control
 
 
-def test_rows_that_differ_only_in_how_the_heads_are_cut_take_the_same() -> None:
+def test_rows_that_only_cut_the_heads_otherwise_take_the_same() -> None:
     rows = compose.rows()
     base, *others = (
         flops.training_flops(rows[name].model, 37_000, 1, 1, 40, 40)
@@ -104,7 +104,7 @@ def test_rows_that_differ_only_in_how_the_heads_are_cut_take_the_same() -> None:
     assert others == [base] * 6
 
 
-def test_every_gpu_that_can_be_named_is_known_and_the_other_way_round() -> None:
+def test_the_gpus_that_can_be_named_are_those_known() -> None:
     (choices,) = (meta["choices"] for key, _, meta in schema.leaves(schema.Config()) if key == "plan.gpu")
     assert set(choices) == set(flops.GPUS)
     hardware = {name: compose.compose_row(f"hardware={name}").hardware for name in ("cpu", "gpu")}
@@ -113,7 +113,7 @@ def test_every_gpu_that_can_be_named_is_known_and_the_other_way_round() -> None:
     assert all(0 < device.efficiency < 1 and device.basis for device in [*flops.GPUS.values(), flops.CORE])
 
 
-def test_the_length_that_counts_in_attention_is_the_mean_over_tokens() -> None:
+def test_the_length_in_attention_is_the_mean_over_tokens() -> None:
     lengths = [7, 2, 31, 2, 5, 13, 3, 3]
     expected = np.mean([length for length in lengths for _ in range(length)])
     assert flops.weighted_length(np.array(lengths)) == pytest.approx(expected, rel=1e-15)
