@@ -1,5 +1,7 @@
-"""A corpus of 97, 13 and 11 pairs, prepared with a small vocabulary."""
+"""A corpus of 97, 13 and 11 pairs, prepared with a small vocabulary; and archives."""
 
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,3 +17,16 @@ def prepare_here(folder: Path, text: Path, **changed: Any) -> Dataset:
     splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
     settings = {"vocab_size": VOCAB_SIZE, "max_length": MAX_LENGTH, "progress": lambda message: None} | changed
     return encode_corpus(folder, Origin(fingerprints(splits), lambda: splits), **settings)
+
+
+def packed(path: Path, members: dict[str, bytes]) -> Path:
+    """An archive of files and of one link."""
+    with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    return path

@@ -128,12 +128,9 @@ def test_any_text_keeps_its_lines_to_the_ids_and_back(tmp_path_factory, text, ro
 
 
 def test_preparing_twice_writes_nothing_the_second_time(prepared, text) -> None:
-    def stamps() -> dict[str, tuple[int, int]]:
-        return {path.name: (path.stat().st_mtime_ns, path.stat().st_ino) for path in prepared.folder.iterdir()}
-
-    before = stamps()
-    assert prepare_here(prepared.folder, text).sha256 == prepared.sha256
-    assert stamps() == before
+    before, folder = {path: path.stat().st_mtime_ns for path in prepared.folder.iterdir()}, prepared.folder
+    assert prepare_here(folder, text).sha256 == prepared.sha256
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
 def test_bytes_do_not_depend_on_the_environment(tmp_path, text, prepared) -> None:

@@ -4,11 +4,9 @@ import dataclasses
 import gzip
 import hashlib
 import html
-import io
 import itertools
 import re
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from aiayn.core import storage
 from aiayn.data import download, prepare, wmt14
 from aiayn.data.download import Remote
 from aiayn.data.parallel_text import EMBEDDED, DataError, read_pairs
+from tests.data.small_corpus import packed
 
 PAIRS = [pair for pair in read_pairs(EMBEDDED["tiny"]["train"], None) if max(map(len, pair)) < 200][:2003]
 DEV = [('R&D <one> & "two"', 'F&E «eins» & "zwei"'), ("  spaces\tand\u00a0more ", "x"), *PAIRS[:41]]
@@ -32,17 +31,7 @@ def sgm(pairs, side: int) -> bytes:
     return "".join(f'<seg id="{i}">{html.escape(pair[side])}</seg>\n' for i, pair in enumerate(pairs, 1)).encode()
 
 
-def archive(name: str, members: dict[str, bytes]) -> bytes:
-    memory = io.BytesIO()
-    with tarfile.open(fileobj=memory, mode="w:gz" if name.endswith(".tgz") else "w") as tar:
-        for member, content in members.items():
-            info = tarfile.TarInfo(member)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return memory.getvalue()
-
-
-def archives_of(corpus: wmt14.Corpus) -> dict[str, bytes]:
+def archives_of(corpus: wmt14.Corpus, folder: Path) -> dict[str, bytes]:
     """Archives with the members of WMT's: training text dealt out, one pair of each part empty, and other members."""
     members = {remote.name: {"training/europarl-v7.cs-en.en": b"other\n" * 997} for remote in corpus.archives}
     parts = {part: [("", "empty"), *PAIRS[number :: len(corpus.train)]] for number, part in enumerate(corpus.train)}
@@ -50,12 +39,12 @@ def archives_of(corpus: wmt14.Corpus) -> dict[str, bytes]:
         for side, name in enumerate((part.source, part.target)):
             content = sgm(pairs, side) if name.endswith(".sgm") else lines(pairs, side)
             members[part.archive.name][name] = gzip.compress(content) if name.endswith(".gz") else content
-    return {name: archive(name, held) for name, held in members.items()}
+    return {name: packed(folder / name, held).read_bytes() for name, held in members.items()}
 
 
-def served(corpus: wmt14.Corpus, server) -> wmt14.Corpus:
+def served(corpus: wmt14.Corpus, server, folder: Path) -> wmt14.Corpus:
     """The same corpus, from this machine."""
-    server.files = archives_of(corpus)
+    server.files = archives_of(corpus, folder)
 
     def moved(part: wmt14.Part) -> wmt14.Part:
         content = server.files[part.archive.name]
@@ -72,22 +61,21 @@ def name() -> str:
 
 
 @pytest.fixture
-def run(name, server, tmp_path, monkeypatch) -> compose.Config:
+def archives(tmp_path) -> Path:
+    (tmp_path / "archives").mkdir()
+    return tmp_path / "archives"
+
+
+@pytest.fixture
+def run(name, server, tmp_path, archives, monkeypatch) -> compose.Config:
     monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 0.0)
-    monkeypatch.setitem(wmt14.CORPORA, name, served(wmt14.CORPORA[name], server))
+    monkeypatch.setitem(wmt14.CORPORA, name, served(wmt14.CORPORA[name], server, archives))
     return compose.compose_row(f"data={name}", "scale=paper", "data.vocab_size=300", f"prepared={tmp_path}/prepared")
 
 
 def offline(run: compose.Config, source: Path | str, prepared: str) -> compose.Config:
     data = dataclasses.replace(run.data, source=str(source))
     return dataclasses.replace(run, data=data, prepared=str(Path(run.prepared).with_name(prepared)))
-
-
-def write_archives(folder: Path, server) -> Path:
-    folder.mkdir()
-    for name, content in server.files.items():
-        (folder / name).write_bytes(content)
-    return folder
 
 
 @pytest.mark.parametrize("name", ["wmt14_en_de", "wmt14_en_fr"])
@@ -116,31 +104,29 @@ def test_the_corpus_is_downloaded_and_prepared_once(run, name, server, tmp_path,
     assert prepare.prepare(run, pytest.fail).sha256 == dataset.sha256  # what is prepared needs no archive
 
 
-def test_a_folder_of_archives_gives_the_same_corpus_offline(run, server, tmp_path):
-    folder = write_archives(tmp_path / "archives", server)
-    dataset = prepare.prepare(offline(run, folder, "offline"), lambda message: None)
+def test_a_folder_of_archives_gives_the_same_corpus_offline(run, server, archives):
+    dataset = prepare.prepare(offline(run, archives, "offline"), lambda message: None)
     assert server.asked == []
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == server.files
+    assert {path.name: path.read_bytes() for path in archives.iterdir()} == server.files
     assert prepare.prepare(run, lambda message: None).sha256 == dataset.sha256
 
 
-def test_a_folder_without_an_archive_is_refused(run, server, tmp_path):
-    folder = write_archives(tmp_path / "archives", server)
-    (folder / "dev.tgz").rename(folder / "dev.tgz.part")
+def test_a_folder_without_an_archive_is_refused(run, tmp_path, archives):
+    (archives / "dev.tgz").rename(archives / "dev.tgz.part")
     with pytest.raises(compose.ConfigError, match=r"data\.source=.*archives: holds no dev\.tgz; data\.source='' downl"):
-        prepare.check(offline(run, folder, "offline"))
+        prepare.check(offline(run, archives, "offline"))
     with pytest.raises(compose.ConfigError, match=r"holds no training-parallel-europarl-v7\.tgz, training-"):
         prepare.check(offline(run, tmp_path / "nowhere", "offline"))
     assert not (tmp_path / "offline").exists()
 
 
-def test_a_server_that_refuses_names_every_file_to_bring(run, server, tmp_path):
+def test_a_server_that_refuses_names_every_file_to_bring(run, server, archives):
     server.faults = [lambda answer, content: answer.send_error(404)]
     with pytest.raises(DataError, match=r"or bring all 4 files into one folder .* data\.source=FOLDER: ") as refused:
         prepare.prepare(run, lambda message: None)
     named = str(refused.value).partition("FOLDER: ")[2].split()
     assert sorted(server.url(name) for name in server.files) == sorted(named)
-    prepare.check(offline(run, write_archives(tmp_path / "archives", server), "offline"))  # it needs no more than these
+    prepare.check(offline(run, archives, "offline"))  # it needs no more than these
 
 
 def test_a_disk_too_small_is_refused_before_the_first_byte(run, server, monkeypatch):
