@@ -81,12 +81,9 @@ def test_the_figure_shows_every_rows_effects_and_the_papers(put_runs: PutRuns) -
     for row, scales in (("a_h1", 2), ("big", 1), ("c_n2", 0)):
         lines = [next(line for line in table.lines if line.name == row) for table in found]
         effects = [effect(table, line, "PPL") for table, line in zip(found, lines, strict=True)]
-        expected = [
-            (planned(table, line), made[0]) for table, line, made in zip(found, lines, effects, strict=True) if made
-        ]
-        dots = [bars.lines[0] for bars in panels[row].containers]
-        assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == expected
-        assert len(expected) == scales
+        dots = [bars.lines[0].get_xydata()[0].tolist() for bars in panels[row].containers]
+        assert dots == [[planned(*of), made[0]] for *of, made in zip(found, lines, effects, strict=True) if made]
+        assert len(dots) == scales
         (diamond,) = [drawn for drawn in panels[row].lines if drawn.get_marker() == "D"]
         assert diamond.get_ydata()[0] == pytest.approx(math.log(lines[0].papers("PPL") / 4.92))
     assert panels["a_h1"].get_ylim() == panels["a_h32"].get_ylim()

@@ -70,15 +70,6 @@ def by_metric(found: list[Finding], metric: str) -> list[Finding]:
     return [finding for finding in found if finding.claim.metric == metric]
 
 
-def test_the_papers_own_figures_agree_with_every_claim() -> None:
-    lines = {line.name: line for line in like_the_paper(1).lines}
-    for claim in CLAIMS:
-        effect = paper_claims.paper_effect(claim, lines)
-        assert abs(effect) <= claim.margin if claim.equal else effect > 0, claim
-    swapped = dataclasses.replace(CLAIMS[0], rows=CLAIMS[0].rows[::-1])
-    assert paper_claims.paper_effect(swapped, lines) < 0  # control
-
-
 def test_the_papers_figures_reproduce_every_claim(papers_counts) -> None:
     found = paper_claims.check(like_the_paper(3), papers_counts)
     undecided = {(f.claim.sentence, f.claim.metric) for f in found if f.verdict != "reproduced"}
@@ -165,18 +156,15 @@ def test_interval_over_sentences_is_95_and_for_equality_90(papers_counts, claim,
     assert wide != pytest.approx(widths[other], rel=0.07)  # control: the two can be told apart
 
 
-def test_a_verdict_on_bleu_needs_the_sentences_too(papers_counts) -> None:
-    made = like_the_paper(3)
-    without = by_metric(paper_claims.check(made, {}), "BLEU")
-    assert {f.verdict for f in without} == {"undecided"}
+def test_a_verdict_on_bleu_needs_enough_sentences(papers_counts) -> None:
     few = {key: counts[:5] for key, counts in papers_counts.items()}
-    undecided = [f for f in by_metric(paper_claims.check(made, few), "BLEU") if f.verdict == "undecided"]
-    assert any("larger dev set" in f.because for f in undecided)
+    found = by_metric(paper_claims.check(like_the_paper(3), few), "BLEU")
+    assert any(f.verdict == "undecided" and "larger dev set" in f.because for f in found)
 
 
 def test_missing_translations_give_no_interval_over_sentences(papers_counts) -> None:
-    made, claims = like_the_paper(3), [claim for claim in CLAIMS[:3] if claim.metric == "BLEU"]
-    assert [claim.rows for claim in claims] == [("a_h1", "base"), ("a_h32", "base")]
+    made, claims = like_the_paper(3), [CLAIMS[0], CLAIMS[2]]
+    assert [(claim.metric, claim.rows) for claim in claims] == [("BLEU", ("a_h1", "base")), ("BLEU", ("a_h32", "base"))]
     whole = {key: counts for key, counts in papers_counts.items() if key[0] in ("a_h1", "a_h32", "base")}
     torn = {key: counts for key, counts in whole.items() if key != ("a_h1", 2)}
     for counts, known in ((torn, False), (whole, True)):  # the second is the control
