@@ -9,8 +9,6 @@ import torch
 from models import BOS, EOS, SOURCES, VOCAB, batch, pack
 from torch import Tensor, nn
 
-from aiayn.paper.batch import Batch
-
 
 def assert_a_later_target_token_changes_no_earlier_logit(model: nn.Module) -> None:
     """And every later one of its own sentence."""
@@ -38,24 +36,16 @@ def _moved(model: nn.Module, side: str) -> Iterator[tuple[int, list[int]]]:
         yield place, (logits != other).any(1).nonzero().squeeze(1).tolist()
 
 
-class _Loss(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, given: Batch) -> Tensor:
-        return nn.functional.cross_entropy(self.model(given), given.target, label_smoothing=0.1, reduction="sum")
-
-
 def assert_the_gradient_is_that_of_finite_differences(model: nn.Module) -> None:
     """For every parameter of a model in float64 with a vocabulary of 15."""
-    loss = _Loss(model)
-    names, parameters = zip(*loss.named_parameters(), strict=True)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    given = batch()
 
-    def of(*values: Tensor) -> Tensor:
-        return torch.func.functional_call(loss, dict(zip(names, values, strict=True)), (batch(),))
+    def loss(*values: Tensor) -> Tensor:
+        logits = torch.func.functional_call(model, dict(zip(names, values, strict=True)), (given,))
+        return nn.functional.cross_entropy(logits, given.target, label_smoothing=0.1, reduction="sum")
 
-    assert torch.autograd.gradcheck(of, parameters, fast_mode=True)
+    assert torch.autograd.gradcheck(loss, parameters, fast_mode=True)
 
 
 def assert_one_token_at_a_time_equals_all_at_once(model: nn.Module, decoder: Any, **rounding: float) -> None:

@@ -150,10 +150,8 @@ REFUSED = {
     "format=md": "needs one of format=ctranslate2, format=safetensors",
     "format=ctranslate2 model.positions=relative": r"^format=ctranslate2: holds models of Table 3's parts.*=safet",
     "format=ctranslate2 model.scores=dot": "holds models of Table 3's parts",
-    "format=ctranslate2 model.residual=none": "holds models of Table 3's parts",
     "format=safetensors model.residual=none": "nothing is trained",  # control: it holds them
     "format=safetensors fidelity=released_code": "export runs of fidelity=paper",
-    "format=safetensors fidelity.zero_start=true": "export runs of fidelity=paper",
 }
 
 

@@ -138,7 +138,7 @@ def test_the_kernel_is_given_what_makes_it_equal_padding(d_k: int, d_v: int, mon
 
 
 def test_kernel_offsets_cover_every_row() -> None:
-    for tokens, rows in ((5, 5), (5, 8), (1025, 2048), (1000, 1024), (7, 25088), (7, 50176)):
+    for tokens, rows in ((5, 5), (5, 8), (1025, 2048), (7, 50176)):
         packing = packing_of((2, tokens - 2), rows)
         given = packing.kernel_offsets
         assert (given[:3].tolist(), int(given[-1]), given.dtype) == ([0, 2, tokens], rows, torch.int32)
@@ -159,6 +159,5 @@ def test_sentences_are_padded_where_the_kernel_does_not_fit(
         monkeypatch.setattr(owner, name, lambda q, *_, way=way, **__: taken.append(way) or torch.zeros_like(q))
     packing = packing_of((2, 17))
     packing.has_kernel = True
-    module = SelfAttention(7, 1, width, width).to(dtype)
-    module(torch.ones(19, 7, dtype=dtype), packing, causal=True)
+    SelfAttention(7, 1, width, width).to(dtype)(torch.ones(19, 7, dtype=dtype), packing, causal=True)
     assert taken == [expected]

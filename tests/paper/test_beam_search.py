@@ -58,16 +58,14 @@ def slow_search(model: LogProbabilities, source: Sequence[int], width: int, alph
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 def test_a_wide_beam_finds_what_enumeration_finds(alpha: float) -> None:
-    extra, sources, beaten = 3, [[1, EOS], [0, EOS], [1, 2, EOS]], 0
+    sources, beaten = [[1, EOS], [0, EOS], [1, 2, EOS]], 0
     for model in (Table(vocab_size=4, seed=seed) for seed in range(5)):
-        narrow = search(model, sources, 1, alpha, extra)
-        for source, ours, other in zip(sources, search(model, sources, 3**6, alpha, extra), narrow, strict=True):
-            outputs = [
-                Hypothesis([*ids], p := teacher_forced(model.log_probabilities, source, [*ids, EOS]), p / penalty, True)
-                for length in range(len(source) + extra)
-                for penalty in [((5 + length + 1) / 6) ** alpha]
-                for ids in itertools.product(range(3), repeat=length)
-            ]
+        wide, narrow = (search(model, sources, width, alpha, 3) for width in (3**6, 1))
+        for source, ours, other in zip(sources, wide, narrow, strict=True):
+            outputs = []
+            for ids in (ids for length in range(len(source) + 3) for ids in itertools.product(range(3), repeat=length)):
+                p = teacher_forced(model.log_probabilities, source, [*ids, EOS])
+                outputs.append(Hypothesis([*ids], p, penalised(p, len(ids) + 1, alpha), finished=True))
             best = max(outputs, key=lambda output: output.score)
             assert_same(ours, best)
             beaten += other.ids != best.ids

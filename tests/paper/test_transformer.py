@@ -121,8 +121,7 @@ def test_embeddings_start_with_unit_variance_times_the_root() -> None:
     for weight in (model.embedding.weight, model.source_positions.weight, model.target_positions.weight):
         assert weight.detach().std().item() == pytest.approx(1 / 8, rel=0.03)
         assert abs(weight.detach().mean().item()) < 0.01
-    tokens = model.embed(torch.arange(211))
-    assert tokens.detach().std().item() == pytest.approx(1, rel=0.03)
+    assert model.embed(torch.arange(211)).std().item() == pytest.approx(1, rel=0.03)
 
 
 def test_learned_positions_replace_the_sinusoids_on_both_sides() -> None:
@@ -155,17 +154,15 @@ def test_every_dropout_of_a_side_has_bits_of_its_own(monkeypatch: pytest.MonkeyP
     assert len(seen) == len(set(seen)) == 1 + 2 * 2 + 1 + 2 * 3
 
 
-def test_rows_after_the_last_token_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = dataclasses.replace(batch(), first_source=5, first_target=7)
-    found = []
+def test_rows_after_the_last_token_change_nothing() -> None:
+    given, found = dataclasses.replace(batch(), first_source=5, first_target=7), []
     for rows in (0, 19):
         model = transformer().train()
         if rows:
-            model.compile_stacks(rows, backend="eager")
-            model.compiled_stacks = model.stacks
+            model.rows, model.compiled_stacks = rows, model.stacks
         logits = model(given, (1, 2))
-        logits.square().sum().backward()
-        found.append((logits, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
+        gradients = torch.autograd.grad(logits.square().sum(), [*model.parameters()])
+        found.append((logits, torch.cat([x.flatten() for x in gradients])))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     elsewhere = dataclasses.replace(given, first_target=8)
@@ -191,22 +188,17 @@ def test_both_stacks_compile_once_and_change_no_result(monkeypatch: pytest.Monke
     batches = [batch(sources, TARGETS[: len(sources)]) for sources in (SOURCES, SOURCES[:2], SOURCES[::-1])]
     model = transformer()
     in_training = [model.train()(given, (5, update)) for update, given in enumerate(batches)]
-    expected = [model.eval()(given) for given in batches]
     model.compile_stacks(32, backend=count(graphs), fullgraph=True)
     with torch.no_grad():
-        torch.testing.assert_close(model(batches[0]), expected[0])
+        model.eval()(batches[0])
     assert graphs == [], "to evaluate a model is not worth the compiler's time"
-    for given, theirs in zip(batches, expected, strict=True):
-        torch.testing.assert_close(model(given), theirs)
-    assert len(graphs) == 1
-    model.train()
     for update, (given, theirs) in enumerate(zip(batches, in_training, strict=True)):
-        torch.testing.assert_close(model(given, (5, update)), theirs)
-    assert len(graphs) == 2, "one with dropout, whatever the update"
+        torch.testing.assert_close(model.train()(given, (5, update)), theirs)
+    assert len(graphs) == 1, "whatever the update"
     # Control: another number of rows is another graph
     model.rows = 64
     torch.testing.assert_close(model(batches[0], (5, 0)), in_training[0])
-    assert len(graphs) == 3
+    assert len(graphs) == 2
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked by torch's compiler
