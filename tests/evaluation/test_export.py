@@ -10,7 +10,6 @@ import pytest
 import torch
 from models import batch
 
-from aiayn import cli
 from aiayn.alternatives.parts import transformer
 from aiayn.bench.cases import endless
 from aiayn.config import compose, schema
@@ -157,9 +156,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_be_exported_is_refused(finished, tmp_path, words):
-    with pytest.raises(schema.ConfigError, match=REFUSED[words]) as refused:
+    with pytest.raises(schema.ConfigError, match=REFUSED[words]):
         export.main(compose.compose_row(*finished, *words.split(), f"output={tmp_path}/runs"))
-    assert cli.explained(refused.value)[0] == 2
     assert not list(tmp_path.iterdir())
 
 

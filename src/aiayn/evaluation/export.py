@@ -112,7 +112,7 @@ def ctranslate2_spec(model: Transformer, subwords: list[str]) -> Any:
 
 
 def write(model: Transformer, subwords: list[str], format: str, folder: Path) -> None:
-    """Has a library write the model into `folder`. Raises ConfigError for a row that the format cannot hold."""
+    """Has a library write the model into `folder`."""
     if format == "ctranslate2":
         ctranslate2_spec(model.float(), subwords).save(str(folder))  # it knows no float64
     else:
@@ -122,7 +122,7 @@ def write(model: Transformer, subwords: list[str], format: str, folder: Path) ->
 
 
 def export(model: Transformer, subwords: list[str], format: str, folder: Path) -> None:
-    """Writes the model to `folder` in a format. Raises ConfigError for a row that the format cannot hold."""
+    """Writes the model to `folder` in a format: whole, or not at all."""
     storage.remove_unfinished(folder.parent)
     with storage.staged(folder) as staging:
         write(model.cpu(), subwords, format, staging)

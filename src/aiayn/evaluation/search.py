@@ -28,8 +28,8 @@ def search(
     model.eval()
     decoder: Decoder = RecurrentDecoder(model) if isinstance(model, RecurrentModel) else TransformerDecoder(model)
     options |= {"bf16": precision == "bf16", "tokens_per_batch": hardware.tokens_per_search, "bos": BOS, "eos": EOS}
-    threads = 1 if hardware.accelerator == "gpu" else hardware.threads
-    return translate_ids(decoder, sources, **options, done=done, threads=threads)
+    options["threads"] = 1 if hardware.accelerator == "gpu" else hardware.threads
+    return translate_ids(decoder, sources, **options, done=done)
 
 
 def translate_ids(
