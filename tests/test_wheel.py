@@ -26,15 +26,15 @@ def test_the_wheel_works_from_any_directory(tmp_path):
     (wheel,) = tmp_path.glob("aiayn-*.whl")
     zipfile.ZipFile(wheel).extractall(installed)
 
-    def aiayn(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "aiayn", *arguments]
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(installed)}
+        command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False)
 
-    asked = "import aiayn, aiayn.conf; print(aiayn.__file__, *aiayn.conf.__path__)"
-    where = subprocess.run(
-        [sys.executable, "-c", asked], env=os.environ | {"PYTHONPATH": str(installed)}, capture_output=True, text=True
-    ).stdout.split()
+    def aiayn(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return python("-m", "aiayn", *arguments)
+
+    where = python("-c", "import aiayn, aiayn.conf; print(aiayn.__file__, *aiayn.conf.__path__)").stdout.split()
     assert where == [str(installed / "aiayn/__init__.py"), str(installed / "aiayn/conf")]
     prepared = aiayn("prepare")
     assert prepared.returncode == 0, prepared.stderr

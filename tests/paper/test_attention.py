@@ -91,10 +91,8 @@ def test_attention_to_another_side_equals_its_definition() -> None:
     pairs = zip(x.split(LENGTHS), memory.split(MEMORY_LENGTHS), strict=True)
     expected = torch.cat([by_definition(module, *pair, causal=False) for pair in pairs])
     assert_same(ours, expected, [x, memory, *module.parameters()])
-    # Control: without the mask the padding takes part
-    memory_packing.mask = None
-    unmasked = module(x, memory, packing_of(LENGTHS), memory_packing)
-    assert not torch.allclose(unmasked, expected)
+    memory_packing.mask = None  # control: the padding takes part
+    assert not torch.allclose(module(x, memory, packing_of(LENGTHS), memory_packing), expected)
 
 
 def test_weights_are_glorot_uniform_over_fused_matrices() -> None:

@@ -5,18 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from models import SIZES, VOCAB, transformer
+from models import transformer
 
 from aiayn.paper.layers import LearnedPositions, Linear, Sinusoids, product, sinusoids
-from aiayn.paper.transformer import Transformer
-
-
-def test_the_feed_forward_network_starts_glorot_uniform() -> None:
-    model = Transformer(**{**SIZES, "d_model": 46, "d_ff": 97}, positions="sinusoids", max_length=7, vocab_size=VOCAB)
-    for layer in (*model.encoder, *model.decoder):
-        for linear in (layer.feed_forward[0], layer.feed_forward[2]):
-            assert linear.weight.detach().abs().max().item() == pytest.approx(math.sqrt(6 / (46 + 97)), rel=0.01)
-            assert not linear.bias.any()
 
 
 def test_sinusoids_by_hand() -> None:
