@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import resource_tracker
@@ -47,20 +48,18 @@ def cores() -> int:
 def _by_processes(
     make: Callable[[], Callable[[Chunk], Answer]], chunks: Iterator[Chunk], processes: int
 ) -> Iterator[Answer]:
+    with _blocked():
+        resource_tracker.ensure_running()  # else it dies of SIGUSR1, and as it starts with a process unblocks signals
     # Not forked: the caller may have threads, which a fork would leave half there
     context = multiprocessing.get_context("spawn")
-    _start_tracker()
     executor = ProcessPoolExecutor(processes, context, _begin, (make, os.getpid()))
     others = set(multiprocessing.active_children())
     at_work: deque[Future[Answer]] = deque()
     try:
         for chunk in chunks:
             # No signal finds a process half started; it inherits the mask, until `_begin` ignores what has come
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)
-            try:
+            with _blocked():
                 at_work.append(executor.submit(_answer, chunk))
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             # As many ahead as keep all at work while the oldest is waited for
             if len(at_work) == 2 * processes:
                 yield at_work.popleft().result()
@@ -74,11 +73,11 @@ def _by_processes(
         executor.shutdown(cancel_futures=True)
 
 
-def _start_tracker() -> None:
-    """Starts the process that multiprocessing would start by itself, and that a signal to the whole job would end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)  # it inherits what is blocked
+@contextmanager
+def _blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPPING)
     try:
-        resource_tracker.ensure_running()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

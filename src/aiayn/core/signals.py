@@ -25,10 +25,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """Inside, SIGTERM, SIGINT and SIGUSR1 raise Interrupted in the main thread; in an import they end the process.
-
-    Files are safe at any point, because `storage` gives a file its name only when it is complete.
-    """
+    """Inside, SIGTERM, SIGINT and SIGUSR1 raise Interrupted in the main thread; in an import they end the process."""
     raised = -SAME_REQUEST_SECONDS
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -183,8 +183,7 @@ def sha256(path: Path) -> str:
 def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda message: None) -> Iterator[None]:
     """Holds `path` for this process; the kernel drops it with the process, so a dead owner never blocks anyone.
 
-    When `wait`, waits for the owner and calls `report` once with its name. Otherwise raises InUse with the owner's
-    process and host.
+    Waits for the owner, whom it reports once, or raises InUse with the owner's process and host.
     """
     with _storage_errors(f"lock {path}"):
         _make_folder(path.parent)

@@ -39,7 +39,9 @@ def load(path: Path) -> dict[str, Any]:
         _refuse_compressed(path)
         with warnings.catch_warnings(action="ignore"):  # torch warns of TorchScript before it refuses it
             checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        _refuse_foreign(checkpoint)
+        weights = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
+        if not isinstance(weights, dict) or not all(isinstance(weight, torch.Tensor) for weight in weights.values()):
+            raise ValueError("it holds no named weights")
     except Exception as error:
         # torch's own words advise to load it all the same
         reason = str(error) if isinstance(error, ValueError) else "it holds more than tensors and plain values"
@@ -90,8 +92,7 @@ def step_of(path: Path) -> int:
 def rotate(folder: Path, keep: int, every: int) -> None:
     """Removes all but the newest `keep` checkpoints, once the newest is verified, and what killed writers left.
 
-    One that a signal asked for, between those of each `every` updates, goes once there is a newer one: the mean of the
-    last checkpoints is that of a run that was never stopped.
+    One that a signal asked for goes once there is a newer one: then the mean is that of a run that was never stopped.
     """
     files = sorted(folder.glob(PATTERN), reverse=True)
     if files and is_intact(files[0]):
@@ -142,10 +143,3 @@ def _refuse_compressed(path: Path) -> None:
         raise ValueError("it is compressed")
     if sum(entry.file_size for entry in entries) > path.stat().st_size:
         raise ValueError("it claims to hold more than its own size")
-
-
-def _refuse_foreign(checkpoint: Any) -> None:
-    """ValueError unless these are named weights, perhaps with what resuming needs."""
-    weights = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(weight, torch.Tensor) for weight in weights.values()):
-        raise ValueError("it holds no named weights")

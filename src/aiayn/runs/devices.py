@@ -15,10 +15,7 @@ PORTS = range(20000, 30000)
 
 
 def names(hardware: Hardware, limit: int = 0) -> list[str]:
-    """The devices that this machine has for runs of this kind, or `limit` of them: GPUs by UUID, groups of cores.
-
-    Raises ConfigError where there is no GPU, or for a limit beyond those that there are; cores may be shared.
-    """
+    """The devices here for such runs, or `limit` of them: GPUs by UUID, groups of cores; ConfigError if too few."""
     if hardware.accelerator == "gpu":
         seen = gpus()
         if not seen:
@@ -81,7 +78,7 @@ def _locked(name: str, stack: ExitStack) -> bool:
     try:
         lock.bind(f"\0aiayn device {name}")
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return False
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise
     return True

@@ -44,10 +44,7 @@ def assign_devices(runs: list[Config], max_devices_per_run: int, available: int)
 
 
 def prepare_once(runs: list[Config]) -> None:
-    """Prepares the corpora of the unfinished runs, so that no worker of them waits for another one's download.
-
-    Raises what stopped it where none could be prepared; where some could, the rows of the others fail by themselves.
-    """
+    """Prepares the corpora of the unfinished runs once; raises only where none could be: else those rows fail alone."""
     corpora = {folders.prepared_folder(run): run for run in runs if not jobs.is_finished(run)}
     failures: list[Exception] = []
     with progress.stages("prepare") as report:

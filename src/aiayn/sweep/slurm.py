@@ -33,10 +33,7 @@ def hand_over(runs: list[Config], launch: Callable[[list[int]], list[int]]) -> i
 
 
 def requeue_after(asked: str) -> None:
-    """Requeues this SLURM job when the signal is SLURM's warning, SIGUSR1, and this is the job's first task.
-
-    To be called when all is on the disk. Prints in one line what came of it.
-    """
+    """Requeues this SLURM job, whose files are on the disk, if SLURM's warning, SIGUSR1, came to its first task."""
     job = os.environ.get("SLURM_JOB_ID")
     if asked != "SIGUSR1" or not job or os.environ.get("SLURM_PROCID", "0") != "0":
         return
