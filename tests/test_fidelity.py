@@ -143,15 +143,12 @@ def test_fewer_rows_than_subwords_are_refused(toy) -> None:
 
 
 def test_every_difference_makes_another_run() -> None:
-    plain = compose.compose_row()
+    plain, released = compose.compose_row(), compose.compose_row("fidelity=released_code")
     runs = [compose.compose_row(f"fidelity.{difference}") for difference in DIFFERENCES]
-    runs.append(compose.compose_row("fidelity=released_code"))
-    own = {folders.run_folder(run) for run in [plain, *runs]}
-    assert len(own) == 6
-    assert folders.run_folder(plain).parts[-2] == "base"
-    assert all(schema.result_affecting(run) != schema.result_affecting(plain) for run in runs)
+    assert len({folders.run_folder(run) for run in (plain, released, *runs)}) == 6
+    assert all(schema.result_affecting(run) != schema.result_affecting(plain) for run in (*runs, released))
     whole = compose.compose_row(*(f"fidelity.{difference}" for difference in DIFFERENCES))
-    assert dataclasses.replace(whole.fidelity, name="released_code") == runs[-1].fidelity  # these four and no other
+    assert dataclasses.replace(whole.fidelity, name="released_code") == released.fidelity  # these four and no other
 
 
 def test_the_released_code_has_a_table_of_its_own(result_of, tmp_path) -> None:
@@ -166,8 +163,7 @@ def test_the_released_code_has_a_table_of_its_own(result_of, tmp_path) -> None:
         storage.write_json(folders.run_folder(row) / "result.json", result_of(row))
     runs = records.read_runs(folders.sweep_folder(run))
     paper = dataclasses.replace(run, fidelity=compose.compose_row("fidelity=paper").fidelity)
-    made = {of.fidelity.name: table3.table(of, runs) for of in (run, paper)}
-    assert [line.name for line in made["released_code"].lines if line.finished] == list(schema.ROWS[:3])
-    assert not any(line.finished for line in made["paper"].lines)  # control
+    assert [line.name for line in table3.table(run, runs).lines if line.finished] == list(schema.ROWS[:3])
+    assert table3.table(paper, runs).finished == 0  # control
     assert html_report.collect(run).table.data == "tiny.released_code"
     assert table3.table(compose.compose_row("fidelity=released_code", "scale=paper", "data=wmt14_en_de"), []).comparable

@@ -1,22 +1,11 @@
 """`aiayn table`: Table 3, paper and ours, from every run folder of one data set and scale; below it what is beyond."""
 
 import sys
-from pathlib import Path
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.runs import records
-from aiayn.runs.records import Run
 from aiayn.tables import beyond, formats, paper_claims, table3
-
-
-def of_own_settings(folder: Path, found: Run) -> str:
-    """The line of a run that is no row's: what it changes, and its figures."""
-    path = folder / found.experiment / f"seed{found.seed}" / "config.yaml"
-    try:
-        return records.row_line(compose.read(path), found)
-    except (ConfigError, OSError) as error:
-        return f"{found.experiment} seed {found.seed}  {error}"
 
 
 def main(run: Config) -> None:
@@ -32,6 +21,10 @@ def main(run: Config) -> None:
     if run.format == "terminal" and (varied := [found for found in runs if "+" in found.experiment]):
         print("\nRuns with other settings than a row's (values after scaling):")
         for found in varied:
-            print(f"  {of_own_settings(folder, found)}")
+            try:
+                made = compose.read(folder / found.experiment / f"seed{found.seed}" / "config.yaml")
+                print(f"  {records.row_line(made, found)}")
+            except (ConfigError, OSError) as error:
+                print(f"  {found.experiment} seed {found.seed}  {error}")
     if not runs and (precisions := folders.in_other_precisions(run)):
         print(f"aiayn: {folder} has no runs{precisions}", file=sys.stderr)

@@ -96,8 +96,8 @@ class Line:
             was, now = (str(part)[:12] if key.startswith("sha256.") else part for part in (value, claim))
             where = ", as in most runs of this table" if key in SHARED else ""
             more = f", and {len(others)} more" if others else ""
-            remedy = "delete its folder and train it again"
-            notes.append((run, "stale", f"{key} was {was}, is {now}{where}{more}: {remedy}"))
+            detail = f"{key} was {was}, is {now}{where}{more}: delete its folder and train it again"
+            notes.append((run, "stale", detail))
         for run in self.runs:
             if run.status == "failed":
                 notes.append((run, "failed", f"{run.cause}; log: {run.log}" if run.log else run.cause))
