@@ -96,10 +96,8 @@ def test_missing_rows_are_named(printed):
     with pytest.raises(SystemExit, match="seed=0: no row is finished"):
         printed()
     finished("base")
-    assert printed()[1:3] == [
-        "1 rows, 1 minutes of training",
-        f"missing: {', '.join(row for row in ROWS if row != 'base')}",
-    ]
+    missing = ", ".join(row for row in ROWS if row != "base")
+    assert printed()[1:3] == ["1 rows, 1 minutes of training", f"missing: {missing}"]
 
 
 def test_kept_metrics_give_the_figures_of_the_whole_ones(capsys):

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import trained_runs
 
 from aiayn.config import compose
-from aiayn.core import storage
 from aiayn.runs import checkpoint
 
 # Twenty workers in turn, each of which imports everything anew
@@ -87,15 +87,9 @@ def test_a_row_alone_equals_itself_in_a_sweep_bit_for_bit(sweep, aiayn_in, tmp_p
     folder, _ = sweep
     aiayn_in(folder, "train", "experiment=c_n2", "scale=smoke", "wandb.mode=disabled", f"output={tmp_path}")
     alone, together = tmp_path / "tiny-smoke" / "c_n2" / "seed1", run_folder(folder, "c_n2")
-    weights = [
-        checkpoint.load(checkpoint.newest(run / "checkpoints")[0])["state_dict"]
-        for run in (alone, together, run_folder(folder, "base"))
-    ]
-    assert weights[0].keys() == weights[1].keys()
-    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
-    embedding = "transformer.embedding.weight"
-    assert not weights[1][embedding].equal(weights[2][embedding])  # control: rows differ
+    newest = [checkpoint.newest(run / "checkpoints")[0] for run in (alone, together, run_folder(folder, "base"))]
+    weights = [checkpoint.load(path)["state_dict"] for path in newest]
+    assert trained_runs.equal(*weights[:2])
+    assert not trained_runs.equal(*weights[1:])  # control: rows differ
     assert (alone / "translations.txt").read_bytes() == (together / "translations.txt").read_bytes()
-    metrics = [storage.read_lines(run / "metrics.jsonl") for run in (alone, together)]
-    one, other = ([json.loads(line) | {"seconds": 0, "device_seconds/cpu": 0} for line in lines] for lines in metrics)
-    assert one == other
+    assert trained_runs.rows(alone) == trained_runs.rows(together)
