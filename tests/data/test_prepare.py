@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from aiayn.config import compose, folders
-from aiayn.data import moses_bpe, parallel_text, prepare
+from aiayn.data import moses_bpe, prepare
 from aiayn.data.moses_bpe import MosesBpe
 
 
@@ -74,17 +75,6 @@ def test_the_papers_tokenizer_makes_a_corpus_of_its_own(tmp_path, capsys, monkey
     assert dataset.pairs("dev").target_lengths[:].tolist() == [len(sentence) + 1 for sentence in ids]
 
 
-def test_text_edited_since_it_was_prepared_is_refused(run, tmp_path):
-    text = tmp_path / "test.text"
-    text.write_bytes(Path(run.data.test_source).read_bytes())
-    run = with_files(run, test_source=str(text))
-    prepare.prepare(run, lambda message: None)
-    prepare.check(run)
-    text.write_text(text.read_text().replace("1", "2"))
-    with pytest.raises(parallel_text.DataError, match=r"was prepared from something else \(test.source was"):
-        prepare.check(run)
-
-
 @pytest.mark.parametrize("manifest", ["", "[]", '{"settings": []}'])
 def test_a_damaged_manifest_is_left_to_the_preparation(run, manifest):
     folder = folders.prepared_folder(run)
@@ -105,25 +95,22 @@ def command_at_work(words: list[str], folder: Path, until: str) -> subprocess.Po
     return process
 
 
-def descendants(process: int) -> set[int]:
-    """Every process below one, by the Linux kernel's own list."""
-    parents = {}
+def living(group: int) -> list[str]:
+    """The processes of a group, by the Linux kernel's own list."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    found = {process}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {process}
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+            if state != "Z" and int(its_group) == group:
+                found.append(path.parent.name)
+    return found
 
 
-def wait_for_the_end_of(processes: set[int]) -> None:
-    deadline = time.monotonic() + 20
-    for process in processes:
-        with contextlib.suppress(OSError):  # it is gone
-            while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                assert time.monotonic() < deadline, process
-                time.sleep(0.02)
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc of Linux")
@@ -135,13 +122,10 @@ LONG = ("data.vocab_size=8000", "data.max_length=64", "scale.max_words=0", "scal
 @pytest.mark.parametrize("stage", ["training a", "train: "])
 def test_no_process_outlives_a_preparation_that_is_killed(tmp_path, stage):
     process = command_at_work(["prepare", f"prepared={tmp_path}/prepared", *LONG], tmp_path, stage)
-    deadline = time.monotonic() + 30
-    while not (workers := descendants(process.pid)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: len(living(process.pid)) > 1)
     process.kill()
     process.communicate()
-    wait_for_the_end_of(workers)
+    until(lambda: not living(process.pid))
 
 
 @needs_proc
@@ -157,14 +141,13 @@ def test_a_signal_ends_a_preparation_and_it_goes_on(tmp_path, words, stage, numb
     """To all processes of the group at once, as a terminal and a cluster send it."""
     words = [*words, f"prepared={tmp_path}/prepared", *LONG, f"output={tmp_path}/runs", "wandb.mode=disabled"]
     process = command_at_work(words, tmp_path, stage)
-    workers = descendants(process.pid)
     os.killpg(process.pid, number)
     out, err = process.communicate(timeout=10)  # 0.5 s on two idle cores; alone, the stage takes longer
     assert process.returncode == 75, out + err
     lines = [line for line in (out + err).splitlines() if not line.startswith("prepare: ")]
     assert len(lines) == 1
     assert f"stopped by {number.name}; repeat the command to go on from here" in lines[0]
-    wait_for_the_end_of(workers)  # each got the signal by itself, and may be a moment later
+    until(lambda: not living(process.pid))  # each got the signal by itself, and may be a moment later
     assert not list((tmp_path / "prepared").rglob(".*.tmp"))
     assert not list(tmp_path.rglob("failure.json"))
     assert not list((tmp_path / "prepared").rglob("manifest.json"))
