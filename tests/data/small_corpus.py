@@ -21,6 +21,7 @@ def prepare_here(folder: Path, text: Path, **changed: Any) -> Dataset:
 
 def packed(path: Path, members: dict[str, bytes]) -> Path:
     """An archive of files and of one link."""
+    path.parent.mkdir(exist_ok=True)
     with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as archive:
         for name, content in members.items():
             info = tarfile.TarInfo(name)

@@ -14,7 +14,6 @@ def test_lengths_count_eos(prepared) -> None:
     expected = [len(ids) + 1 for ids in prepared.tokenizer.encode(prepared.texts("dev", "target"))]
     assert pairs.target_lengths[:].tolist() == expected
     assert pairs.source_lengths[:].sum() == len(pairs.source_ids)
-    assert len(pairs) == 13
 
 
 def test_a_foreign_tokenizer_never_reaches_sentencepiece(copy, text, monkeypatch) -> None:
@@ -44,10 +43,3 @@ def test_every_damaged_file_is_refused_with_the_repair(copy, text) -> None:
             Dataset.open(copy)
         path.write_bytes(whole)
     assert Dataset.open(copy)
-
-
-@pytest.mark.parametrize("foreign", ["", "[]", '{"schema": 1}', '{"schema": 2}'])
-def test_a_foreign_manifest_is_refused_with_the_repair(copy, text, foreign) -> None:
-    (copy / "manifest.json").write_text(foreign)
-    with pytest.raises(DataError, match=r"`rm -r .*small` and the same command again"):
-        prepare_here(copy, text)

@@ -88,8 +88,7 @@ def test_chunks_and_processes_change_no_byte_of_the_merges(model, tmp_path, monk
     assert (tmp_path / "other").read_bytes() == model.read_bytes()
 
 
-@pytest.mark.parametrize("pairs", [[], [("ab", "cd")]])
-def test_text_with_nothing_to_merge_is_refused_with_the_remedy(tmp_path, pairs):
+def test_text_with_nothing_to_merge_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(ValueError, match=r"tokenizer=paper: no two letters .* use tokenizer=sentencepiece"):
-        train(iter(pairs), ("en", "de"), tmp_path / "m")
+        train(iter([("ab", "cd")]), ("en", "de"), tmp_path / "m")
     assert not (tmp_path / "m").exists()

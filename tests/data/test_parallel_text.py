@@ -59,7 +59,6 @@ def test_utf_16_is_refused_and_a_nul_in_a_line_is_not(tmp_path, encoding) -> Non
 
 def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path) -> None:
     bomb = lzma.compress(b"one\n" + bytes(2**27))
-    assert len(bomb) < 2**15
     tracemalloc.start()
     with pytest.raises(DataError, match=r"text\.xz, line 2: more than 16777216 bytes"):
         lines_of(tmp_path / "text.xz", bomb)
@@ -105,19 +104,7 @@ def test_pairs_are_selected_by_the_longer_side_then_by_number(words, max_words, 
     assert len(kept) + dropped.total() == len(pairs)
 
 
-HASHES = {
-    "tiny": "33eda12c7c60702232e19a75190144885c6e49b2a73f6410bbb8b65ac4b7567f",
-    "bible": "6b088b5b53b9b1e8aeb3a331f52e6db14f74e7d69a026b212dd2a9dd955d5ca6",
-}
-
-
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_the_text_of_an_embedded_corpus_is_known_by_its_hash(name: str) -> None:
-    digest = hashlib.sha256()
-    for files in EMBEDDED[name].values():
-        for path in (files.source, files.target):
-            digest.update(b"\n".join(read_lines(path)))
-    assert digest.hexdigest() == HASHES[name]
+SHA256 = "33eda12c7c60702232e19a75190144885c6e49b2a73f6410bbb8b65ac4b7567f"
 
 
 def words(sentence: str) -> str:
@@ -126,8 +113,10 @@ def words(sentence: str) -> str:
     return " ".join(re.sub(r"[\W\d_]+", " ", without).split())
 
 
-def test_tiny_is_split_by_its_pairs_alone() -> None:
+def test_tiny_is_known_by_its_hash_and_split_by_its_pairs() -> None:
     """In the order of their SHA-256 those are held out of which neither side has a near-duplicate anywhere."""
+    paths = [path for files in EMBEDDED["tiny"].values() for path in (files.source, files.target)]
+    assert hashlib.sha256(b"".join(b"\n".join(read_lines(path)) for path in paths)).hexdigest() == SHA256
     splits = [list(read_pairs(files, None)) for files in EMBEDDED["tiny"].values()]
     pairs = sorted(chain(*splits), key=lambda pair: hashlib.sha256("\t".join(pair).encode()).digest())
     times = [Counter(words(pair[side]) for pair in pairs) for side in (0, 1)]

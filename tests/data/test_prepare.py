@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from aiayn.config import compose, folders
+from aiayn.core import storage
 from aiayn.data import moses_bpe, prepare
 from aiayn.data.moses_bpe import MosesBpe
+from aiayn.data.parallel_text import DataError
 
 
 @pytest.fixture
@@ -75,13 +77,13 @@ def test_the_papers_tokenizer_makes_a_corpus_of_its_own(tmp_path, capsys, monkey
     assert dataset.pairs("dev").target_lengths[:].tolist() == [len(sentence) + 1 for sentence in ids]
 
 
-@pytest.mark.parametrize("manifest", ["", "[]", '{"settings": []}'])
-def test_a_damaged_manifest_is_left_to_the_preparation(run, manifest):
-    folder = folders.prepared_folder(run)
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(manifest)
+@pytest.mark.parametrize("manifest", ["", "[]", '{"settings": []}', '{"schema": 2}'])
+def test_a_foreign_manifest_is_refused_with_the_repair(run, manifest):
+    storage.write_text(folders.prepared_folder(run) / "manifest.json", manifest)
     prepare.check(run)
     assert prepare.sha256(run) is None
+    with pytest.raises(DataError, match=r"`rm -r .*digits` and the same command again"):
+        prepare.prepare(run, pytest.fail)
 
 
 def command_at_work(words: list[str], folder: Path, until: str) -> subprocess.Popen[str]:

@@ -19,19 +19,7 @@ from aiayn.core import storage
 from aiayn.data import moses_bpe, sentencepiece_bpe
 from aiayn.data.dataset import SCHEMA, SIDES, STAGES, Dataset, digest, fingerprint
 from aiayn.data.moses_bpe import MosesBpe, load
-from aiayn.data.parallel_text import (
-    ALL,
-    SPLITS,
-    DataError,
-    Files,
-    Pair,
-    Selection,
-    Side,
-    Split,
-    Text,
-    by_chunks,
-    read,
-)
+from aiayn.data.parallel_text import ALL, SPLITS, DataError, Files, Pair, Selection, Side, Split, Text, by_chunks, read
 from aiayn.data.sentencepiece_bpe import EOS, UNK, Tokenizer
 
 _Packed = tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]
