@@ -17,12 +17,6 @@ def test_a_row_beyond_table_3_is_refused_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_gpu_that_is_not_there_is_refused_in_one_line(toy, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(schema.ConfigError, match="torch sees no GPU here"):
-        bench.main(compose.compose_row(*toy, "hardware=gpu", "hardware.tokens_per_micro_batch=40"))
-
-
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [("training", ["training"]), ("decoding", ["decoding, beam 4", "decoding, beam 1"]), ("layers", ["layers"])],

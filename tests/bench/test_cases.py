@@ -1,12 +1,10 @@
 """Every case does the same work on the same sentences; the cases are timed interleaved."""
 
-import numpy as np
 import pytest
 import torch
 
 from aiayn.bench import cases
 from aiayn.config import compose
-from aiayn.data.sentencepiece_bpe import EOS
 
 
 def test_cases_are_interleaved_and_round_0_is_not_counted():
@@ -26,15 +24,6 @@ def test_in_training_a_weight_is_rounded_after_each_update(training):
             weight *= 2
         after = torch.nn.functional.linear(x, weight)
     assert torch.equal(after, before * 2 if training else before)  # a search's weights do not change
-
-
-def test_lengths_are_log_normal_and_both_sides_alike():
-    run = compose.compose_row("bench.mean_length=25", "data.max_length=400", "scale=paper")
-    pairs = cases.synthetic_pairs(run, 20_011)
-    for lengths in (pairs.source_lengths[:], pairs.target_lengths[:]):
-        assert lengths.mean() == pytest.approx(25, rel=0.05)
-        assert np.log(lengths).std() == pytest.approx(0.6, rel=0.1)
-    assert (pairs.source_ids == EOS).sum() == len(pairs)
 
 
 def test_an_update_is_computed_in_micro_batches(toy):

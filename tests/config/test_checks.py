@@ -11,21 +11,13 @@ from aiayn.config import checks, compose, schema
     ("words", "line"),
     [
         ("experiment=s_rnn model.num_heads=4", "model.num_heads=4: not for model.kind=rnn; use model.num_heads=0, or "),
-        ("experiment=s_rnn_attention model.residual=connections", "model.residual=connections: not for"),
-        (
-            "experiment=s_rnn_attention model.d_ff=2048",
-            "model.d_ff=512: not for model.kind=rnn_attention; use model.d_ff=0",
-        ),
         (
             "model.kind=rnn",
             "model.positions=sinusoids: not for model.kind=rnn, nor model.scores=scaled, .*; use .* experiment=s_rnn,",
         ),
         ("model.num_heads=0", "model.num_heads=0: must be at least 1 with model.kind=transformer"),
-        ("experiment=s_rnn model.kind=transformer", "model.d_ff=0: must be at least 1 with model.kind=transformer"),
         ("model.positions=relative model.scores=additive", "model.scores=additive: .* use scaled"),
-        ("model.positions=relative model.scores=dot", "model.scores=dot: .* use scaled"),
         ("experiment=f_no_positions model.residual=positions", "model.residual=positions: .* use model.positions=sin"),
-        ("experiment=f_relative_positions model.residual=positions", "model.residual=positions: .* or learned$"),
         ("model.positions=true", "model.positions='True': must be one of sinusoids"),
         (
             "experiment=s_rnn_attention fidelity=released_code",

@@ -7,7 +7,7 @@ from aiayn.config import folders
 from aiayn.config.compose import compose_row
 
 
-def test_other_values_than_the_row_s_get_a_folder_of_their_own():
+def test_a_run_with_values_of_its_own_gets_its_own_folder():
     plain, same, other = (compose_row("experiment=a_h1", *more) for more in ((), ("model.dropout=0.1",), ("seed=2",)))
     assert str(folders.run_folder(plain)) == "runs/tiny-mini/a_h1/seed1"
     assert folders.run_folder(same) == folders.run_folder(plain)
@@ -32,13 +32,7 @@ def test_a_run_is_named_with_what_it_changes_in_its_row():
     assert folders.name(varied) == f"{hashed} (model.d_ff=512, model.num_heads=2) seed 1"
 
 
-def test_the_papers_tokenizer_has_a_table_of_its_own():
-    usual, papers = (compose_row(f"tokenizer={kind}") for kind in ("sentencepiece", "paper"))
-    assert str(folders.run_folder(usual)) == "runs/tiny-mini/base/seed1"
-    assert str(folders.run_folder(papers)) == "runs/tiny.paper-mini/base/seed1"
-
-
-def test_another_precision_has_a_table_that_names_it():
+def test_runs_in_another_precision_have_a_table_of_their_own():
     words = {"32-true": "tiny", "bf16-mixed": "tiny.bf16", "64-true": "tiny.fp64"}
     for precision, folder in words.items():
         run = compose_row(f"hardware.precision={precision}")
@@ -56,7 +50,7 @@ def test_each_selection_of_text_has_a_folder_of_its_own():
     assert folders.prepared_folder(compose_row(*chosen)) == Path("p/tiny.paper-15words-5trainwords-9000pairs")
 
 
-def test_a_variation_s_hash_is_that_of_its_sorted_differences():
+def test_a_variation_s_hash_is_of_its_differences_by_key():
     varied = compose_row("scale=paper", "model.num_layers=2", "model.d_ff=1024")
     sorted_keys = b'{"model.d_ff": 1024, "model.num_layers": 2}'
     assert folders.variation(varied) == f"+{hashlib.sha256(sorted_keys).hexdigest()[:8]}"

@@ -16,7 +16,7 @@ def rows_of(seconds: list[float]) -> dict[str, float]:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0.5, 100.0), min_size=1, max_size=20), st.integers(1, 9))
-def test_a_schedule_gives_every_row_its_devices_once(seconds, available) -> None:
+def test_each_row_has_its_devices_once_and_no_device_two_rows(seconds, available) -> None:
     rows = rows_of(seconds)
     draw = random.Random(len(seconds))
     wanted = {row: draw.randint(1, available) for row in rows}
@@ -46,7 +46,7 @@ def test_a_schedule_by_hand() -> None:
     ]
 
 
-def test_a_long_row_gets_more_devices_while_all_ends_sooner() -> None:
+def test_a_long_row_gets_devices_while_the_whole_ends_sooner() -> None:
     rows = rows_of([60, 10, 10])
     for most, expected in ((1, 1), (2, 2), (3, 3), (4, 3)):
         turns = device_schedule.best_schedule(rows, 1, most, 4)

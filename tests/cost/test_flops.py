@@ -18,17 +18,8 @@ VOCAB, SOURCE, TARGET = 101, 19, 17
 SENTENCES = 64  # of one length on each side, and whole blocks of tokens: nothing is padded
 TOKENS = {"source_tokens": SENTENCES * SOURCE, "target_tokens": SENTENCES * TARGET}
 SIZES = schema.Model(
-    2,
-    d_model=26,
-    d_ff=43,
-    num_heads=3,
-    d_k=5,
-    d_v=17,
-    dropout=0.0,
-    kind="transformer",
-    positions="sinusoids",
-    scores="scaled",
-    residual="connections",
+    *(2, 26, 43, 3, 5, 17, 0.0),  # num_layers, d_model, d_ff, num_heads, d_k, d_v, dropout
+    *("transformer", "sinusoids", "scaled", "connections"),
 )
 
 LENGTHS = {"source_length": SOURCE, "length": TARGET}
@@ -62,7 +53,7 @@ def test_the_formula_is_torch_s_count_with_other_parts_too(part: dict[str, str])
     assert (counted(sizes) == counted()) == (part != {"positions": "relative"})  # control
 
 
-def test_additive_scores_add_once_for_each_multiplication() -> None:
+def test_additive_scores_add_once_more_for_each_product() -> None:
     """By hand; torch counts products alone."""
     pairs = TOKENS["source_tokens"] * SOURCE + TOKENS["target_tokens"] * (TARGET / 2 + SOURCE)
     of = {
@@ -72,39 +63,7 @@ def test_additive_scores_add_once_for_each_multiplication() -> None:
     assert of["additive"] - of["scaled"] == 6 * SIZES.num_layers * SIZES.num_heads * SIZES.d_k * pairs
 
 
-# Millions of parameters (the attention's biases left out), MFLOP for each source and target token, TFLOP a step of
-# 25 000; worked out apart from this program, for 37 000 subwords and a mean length of 40
-THE_WORK = {
-    "base": (63.05, 381.6, 9.54),
-    "b_dk16": (55.97, 337.7, 8.44),
-    "c_n2": (33.64, 203.0, 5.07),
-    "c_n8": (77.75, 470.9, 11.77),
-    "c_dmodel256": (26.82, 162.5, 4.06),
-    "c_dmodel1024": (163.82, 989.7, 24.74),
-    "big": (214.17, 1291.7, 32.29),
-}
-
-
-@pytest.mark.parametrize("name", THE_WORK)
-def test_a_row_takes_what_the_table_of_the_work_says(name: str) -> None:
-    _, mega, tera = THE_WORK[name]
-    row = compose.rows()[name]
-    found = flops.training_flops(row.model, 37_000, 1, 1, flops.LENGTH, flops.LENGTH)
-    assert found / 1e6 == pytest.approx(mega, abs=0.06)
-    assert 25_000 * found / 1e12 == pytest.approx(tera, abs=0.01)
-    assert flops.training_flops(row.model, 37_000, 1, 1, 25, 25) / 1e6 != pytest.approx(mega, abs=0.06)  # control
-
-
-def test_rows_that_only_cut_the_heads_otherwise_take_the_same() -> None:
-    rows = compose.rows()
-    base, *others = (
-        flops.training_flops(rows[name].model, 37_000, 1, 1, 40, 40)
-        for name in ("base", "a_h1", "a_h4", "a_h16", "a_h32", "d_dropout00", "d_smoothing02")
-    )
-    assert others == [base] * 6
-
-
-def test_the_gpus_that_can_be_named_are_those_known() -> None:
+def test_every_gpu_that_can_be_named_is_known() -> None:
     (choices,) = (meta["choices"] for key, _, meta in schema.leaves(schema.Config()) if key == "plan.gpu")
     assert set(choices) == set(flops.GPUS)
     hardware = {name: compose.compose_row(f"hardware={name}").hardware for name in ("cpu", "gpu")}
@@ -113,29 +72,20 @@ def test_the_gpus_that_can_be_named_are_those_known() -> None:
     assert all(0 < device.efficiency < 1 and device.basis for device in [*flops.GPUS.values(), flops.CORE])
 
 
-def test_the_length_in_attention_is_the_mean_over_tokens() -> None:
+def test_the_length_of_attention_is_the_mean_over_tokens() -> None:
     lengths = [7, 2, 31, 2, 5, 13, 3, 3]
     expected = np.mean([length for length in lengths for _ in range(length)])
     assert flops.weighted_length(np.array(lengths)) == pytest.approx(expected, rel=1e-15)
     assert expected > 2 * np.mean(lengths)  # control: not the mean over sentences
 
 
-def test_operations_are_written_as_in_table_2() -> None:
-    assert flops.power(3.3e18) == "3.30e18"
-
-
 @pytest.mark.parametrize(
     ("name", "peak"),
     [
         ("NVIDIA H200", 989.4),
-        ("NVIDIA A100-SXM4-80GB", 312.0),
-        ("NVIDIA GeForce RTX 4090", 165.2),
         ("NVIDIA H100 80GB HBM3", 989.4),
-        ("Tesla V100", None),
-        ("NVIDIA RTX A1000 Laptop GPU", None),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
         ("NVIDIA H100 PCIe", None),
-        ("NVIDIA H100 NVL", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
     ],
 )
