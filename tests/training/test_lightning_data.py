@@ -75,7 +75,7 @@ def test_a_micro_batch_is_within_the_budget_and_none_is_empty():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 150), st.integers(1, 3), st.integers(0, 5))
-def test_the_stream_from_any_update_is_the_uncut_stream_s_tail(start, ranks, seed):
+def test_the_stream_from_any_update_is_the_tail_of_the_whole_one(start, ranks, seed):
     """Beyond one epoch: 97 sentences make about 20 updates."""
     whole = islice(stream(ranks=ranks, seed=seed), start, start + 7)
     for one, other in zip(whole, islice(stream(start, ranks=ranks, seed=seed), 7), strict=True):
@@ -90,7 +90,7 @@ def test_another_seed_is_another_stream_and_epochs_differ():  # control
 
 
 @pytest.mark.parametrize("per_micro_batch", [19, 61])
-def test_an_update_s_sentences_do_not_depend_on_the_hardware(per_micro_batch):
+def test_an_update_holds_the_same_sentences_on_any_hardware(per_micro_batch):
     for one, other in islice(zip(stream(), stream(tokens_per_micro_batch=per_micro_batch), strict=True), 30):
         sentences = ([n for _, part in held(update) for n in part] for update in (one, other))
         assert next(sentences) == next(sentences)

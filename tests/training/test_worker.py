@@ -14,7 +14,7 @@ from aiayn.training import train, worker
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
-def test_a_worker_without_a_parent_ends_before_it_imports_torch(tmp_path):
+def test_a_worker_without_parent_ends_before_it_imports_torch(tmp_path):
     command = [sys.executable, "-X", "importtime", "-m", "aiayn.training.worker", str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, "AIAYN_PARENT": "1"}, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL
