@@ -11,10 +11,7 @@ from aiayn.config import checks, compose, schema
     ("words", "line"),
     [
         ("experiment=s_rnn model.num_heads=4", "model.num_heads=4: not for model.kind=rnn; use model.num_heads=0, or "),
-        (
-            "model.kind=rnn",
-            "model.positions=sinusoids: not for model.kind=rnn, nor model.scores=scaled, .*; use .* experiment=s_rnn,",
-        ),
+        ("model.kind=rnn", "model.positions=sinusoids: not for model.kind=rnn; use model.positions=none, or exp"),
         ("model.num_heads=0", "model.num_heads=0: must be at least 1 with model.kind=transformer"),
         ("model.positions=relative model.scores=additive", "model.scores=additive: .* use scaled"),
         ("experiment=f_no_positions model.residual=positions", "model.residual=positions: .* use model.positions=sin"),

@@ -17,19 +17,8 @@ SCALES = ("paper", "small", "mini", "lengths", "smoke")
 
 def test_the_base_row_has_the_papers_values():
     base = compose.rows()["base"]
-    assert dataclasses.asdict(base.model) == {
-        "num_layers": 6,
-        "d_model": 512,
-        "d_ff": 2048,
-        "num_heads": 8,
-        "d_k": 64,
-        "d_v": 64,
-        "dropout": 0.1,
-        "kind": "transformer",
-        "positions": "sinusoids",
-        "scores": "scaled",
-        "residual": "connections",
-    }
+    sizes = (6, 512, 2048, 8, 64, 64, 0.1)  # N, d_model, d_ff, h, d_k, d_v, P_drop
+    assert tuple(vars(base.model).values()) == (*sizes, "transformer", "sinusoids", "scaled", "connections")
     training = base.training
     assert (training.max_steps, training.warmup_steps, training.tokens_per_update) == (100_000, 4_000, 25_000)
     assert (training.adam_beta1, training.adam_beta2, training.adam_epsilon) == (0.9, 0.98, 1e-9)
@@ -164,9 +153,6 @@ def test_a_config_file_gives_the_run_back_or_is_damaged(tmp_path):
     assert compose.read(path) == run
     path.write_text(compose.to_yaml(run).replace("  d_k: ", "  d_q: "))
     with pytest.raises(ConfigError, match=r"config\.yaml is damaged: .*d_q"):
-        compose.read(path)
-    path.write_text("".join(line for line in compose.to_yaml(run).splitlines(keepends=True) if "  d_k: " not in line))
-    with pytest.raises(ConfigError, match=r"config\.yaml is damaged: .*d_k"):
         compose.read(path)
 
 

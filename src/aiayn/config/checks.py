@@ -77,12 +77,10 @@ def _of_parts(model: Model) -> Iterator[tuple[str, str]]:
     if model.kind != "transformer":
         only: dict[str, str | int] = {"positions": "none", "scores": "dot", "residual": "none"}
         only |= dict.fromkeys(_OF_TRANSFORMER, 0)
-        wrong = [key for key, value in only.items() if getattr(model, key) != value]
-        suited = " ".join(f"model.{key}={only[key]}" for key in wrong)
-        others = "".join(f", nor model.{key}={getattr(model, key)}" for key in wrong[1:])
-        remedy = f"use {suited}, or experiment=s_{model.kind}, which sets them all"
-        for key in wrong[:1]:
-            yield f"model.{key}", f"not for model.kind={model.kind}{others}; {remedy}"
+        for key, value in only.items():
+            if getattr(model, key) != value:
+                remedy = f"use model.{key}={value}, or experiment=s_{model.kind}, which sets all such keys"
+                yield f"model.{key}", f"not for model.kind={model.kind}; {remedy}"
     for key in _OF_TRANSFORMER if model.kind == "transformer" else ():
         if getattr(model, key) == 0:
             yield f"model.{key}", "must be at least 1 with model.kind=transformer"
