@@ -15,6 +15,9 @@ from aiayn.config import checks, compose, schema
         ("model.num_heads=0", "model.num_heads=0: must be at least 1 with model.kind=transformer"),
         ("model.positions=relative model.scores=additive", "model.scores=additive: .* use scaled"),
         ("experiment=f_no_positions model.residual=positions", "model.residual=positions: .* use model.positions=sin"),
+        ("bench.neighbourhood=64", "^bench.neighbourhood=64: must be odd"),
+        ("bench.d_model=100", "^bench.d_model=100: must be a multiple of 64"),
+        ("bench.kind=layer", "^bench.kind='layer': must be one of .*layers$"),
         ("model.positions=true", "model.positions='True': must be one of sinusoids"),
         (
             "experiment=s_rnn_attention fidelity=released_code",

@@ -25,9 +25,8 @@ ASKED = [Requirement(line) for line in [*PROJECT["dependencies"], *PROJECT["opti
 @pytest.mark.parametrize(
     ("name", "version"),
     [
-        *(("pytorch-lightning", version) for version in ("2.6.2", "2.6.3", "2.6.5", "2.5.0")),
-        *(("hydra-core", "1.3.5"), ("torch", "2.9.1"), ("torch", "2.9.1+cpu"), ("sentencepiece", "0.2.1")),
-        *(("wandb", "0.29.9"), ("sentencepiece", "0.1.99")),
+        *(("pytorch-lightning", "2.6.2"), ("pytorch-lightning", "2.6.3"), ("pytorch-lightning", "2.6.5")),
+        *(("hydra-core", "1.3.5"), ("torch", "2.9.1+cpu"), ("sentencepiece", "0.2.1"), ("wandb", "0.29.9")),
     ],
 )
 def test_a_known_bad_version_is_refused_by_name_with_a_remedy(monkeypatch, name, version):

@@ -45,8 +45,8 @@ def main(run: Config) -> None:
         else:
             parts = {f"decoding, beam {n}": decoding(run, precisions, n) for n in (run.decoding.beam_size, 1)}
         rows = by_case(parts)
-    hardware = {"cpu": cpu(), "cores": os.cpu_count(), "threads": run.hardware.threads}
-    hardware["device"] = torch.cuda.get_device_name() if gpu else "no GPU used"
+    device = torch.cuda.get_device_name() if gpu else "no GPU used"
+    hardware = {"cpu": cpu(), "cores": os.cpu_count(), "threads": run.hardware.threads, "device": device}
     versions = train.versions(PACKAGES) | {"python": platform.python_version()}
     about = {"command": sys.argv, "hardware": hardware, "versions": versions, "config": dataclasses.asdict(run)}
     made_at, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(time.perf_counter() - began, 1)
