@@ -1,5 +1,6 @@
 """Known-bad versions are refused before they are imported; the private names of other libraries that we use exist."""
 
+import ast
 import importlib
 import re
 import subprocess
@@ -25,8 +26,9 @@ ASKED = [Requirement(line) for line in [*PROJECT["dependencies"], *PROJECT["opti
 @pytest.mark.parametrize(
     ("name", "version"),
     [
-        *(("pytorch-lightning", "2.6.2"), ("pytorch-lightning", "2.6.3"), ("pytorch-lightning", "2.6.5")),
-        *(("hydra-core", "1.3.5"), ("torch", "2.9.1+cpu"), ("sentencepiece", "0.2.1"), ("wandb", "0.29.9")),
+        *(("pytorch-lightning", version) for version in ("2.6.2", "2.6.3", "2.6.5", "2.5.0")),
+        *(("hydra-core", "1.3.5"), ("torch", "2.9.1"), ("torch", "2.9.1+cpu"), ("sentencepiece", "0.2.1")),
+        *(("wandb", "0.29.9"), ("sentencepiece", "0.1.99")),
     ],
 )
 def test_a_known_bad_version_is_refused_by_name_with_a_remedy(monkeypatch, name, version):
@@ -37,7 +39,7 @@ def test_a_known_bad_version_is_refused_by_name_with_a_remedy(monkeypatch, name,
     assert not Requirement(f"{name}{next(r.specifier for r in ASKED if r.name == name)}").specifier.contains(version)
 
 
-def test_what_is_installed_or_missing_is_not_refused(monkeypatch):  # control
+def test_installed_and_missing_packages_are_not_refused(monkeypatch):  # control
     versions.refuse()
 
     def missing(name):
@@ -86,9 +88,37 @@ PRIVATE = {
 }
 
 
+def private_names(text: str) -> set[str]:
+    """The dotted names in a source text, not of our own objects, with a part that begins with an underscore."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    parts = {name: name.split(".") for name in found if re.fullmatch(r"\w+(\.\w+)*", name)}
+    return {name for name, (first, *rest) in parts.items() if any(re.match("_[a-z]", part) for part in rest)} - {
+        name for name, (first, *_) in parts.items() if first in ("self", "cls", "os")
+    }
+
+
 @pytest.mark.parametrize(("module", "name"), PRIVATE, ids=str)
 def test_a_private_name_of_another_library_that_we_use_exists(module, name):
     try:
         reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError):
         pytest.fail(f"{module}.{name} is gone; it was for {PRIVATE[module, name]}", pytrace=False)
+
+
+def test_the_table_has_every_private_name_that_the_source_uses():
+    known = [f"{module}.{name}" for module, name in PRIVATE]
+    for path in (ROOT / "src").rglob("*.py"):
+        for name in private_names(path.read_text()):
+            assert any(entry.startswith(name) or name.startswith(entry) for entry in known), (path, name)
+    assert private_names("from torch._inductor import config\nimport x._y\nself._a, torch._b(), os._exit, a.b") == {
+        "torch._inductor.config",
+        "x._y",
+        "torch._b",
+    }
