@@ -159,7 +159,7 @@ def _of_hydra(error: Exception) -> str:
     """Hydra's message in one line, with the remedy where it has none."""
     text = str(error)
     if sweep := re.search(r"Cannot find primary config '([^']+)'", text):
-        return f"-cn {sweep[1]}: must be one of {', '.join(sorted(compose.sweeps()))}"
+        return f"-cn {sweep[1]}: must be one of {', '.join(sorted(compose.read_folder('sweeps')))}"
     if unknown := re.search(r"Could not override '([^']+)'", text):
         return f"{unknown[1]} is not a key of the configuration: {schema.nearest(unknown[1])}"
     if "'hydra/launcher/submitit_slurm'" in text:

@@ -127,10 +127,10 @@ def rows_of(glob: str) -> list[str]:
 
 def test_experiments_has_the_rows_of_every_sweep_and_table():
     """The one test of row names: the files of `experiments/` own them, the schema has the paper's order."""
-    assert set(compose._read_folder("experiments")) == {*schema.ROWS, *schema.BEYOND}
-    parameters = compose._read_folder("sweeps", "wandb")["table3"]["parameters"]
+    assert set(compose.read_folder("experiments")) == {*schema.ROWS, *schema.BEYOND}
+    parameters = compose.read_folder("sweeps", "wandb")["table3"]["parameters"]
     assert parameters["experiment"]["values"] == [*schema.ROWS]
-    sweeps = compose._read_folder("sweeps")
+    sweeps = compose.read_folder("sweeps")
     assert set(sweeps) == {"table3", "beyond", "seeds", "lengths"}
     asked = {name: sweep["hydra"]["sweeper"]["params"]["experiment"] for name, sweep in sweeps.items()}
     assert rows_of(asked["table3"]) == [*schema.ROWS]
@@ -209,8 +209,8 @@ def test_a_wrong_value_is_one_line_with_key_value_and_remedy(override, words):
 
 
 def test_no_value_stands_twice_in_conf_and_experiments():
-    base = OmegaConf.create(compose._read_folder("conf")["config"])
-    for name, row in compose._read_folder("experiments").items():
+    base = OmegaConf.create(compose.read_folder("conf")["config"])
+    for name, row in compose.read_folder("experiments").items():
         for section in ("model", "training"):
             for key, value in row.get(section, {}).items():
                 assert base[section][key] != value, f"{name} repeats {section}.{key}"

@@ -30,10 +30,9 @@ def in_range(config: Config) -> Config:
                 f"{key}={value!r}: must be 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit"
             )
         if "low" in meta and value is not None and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
-            upper = f"below {meta['below']:g}" if meta["below"] < math.inf else f"at most {meta['high']:.10g}"
-            raise ConfigError(
-                f"{key}={value}: must be at least {meta['low']:g}" + (f" and {upper}" if "inf" not in upper else "")
-            )
+            upper = f" and at most {meta['high']:.10g}" if meta["high"] < math.inf else ""
+            upper = f" and below {meta['below']:g}" if meta["below"] < math.inf else upper
+            raise ConfigError(f"{key}={value}: must be at least {meta['low']:g}{upper}")
     return config
 
 

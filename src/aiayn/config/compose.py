@@ -1,9 +1,7 @@
-"""Composes a run: `conf/`, `experiments/` and overrides become one checked, scaled Config.
-
-Nothing below a command's first line sees Hydra.
-"""
+"""Composes a run: `conf/`, `experiments/` and overrides become one checked, scaled Config; only commands see Hydra."""
 
 import dataclasses
+from contextlib import nullcontext
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -26,19 +24,16 @@ _STRUCTURE = OmegaConf.structured(Config)
 def register() -> None:
     """Makes `experiments/` a Hydra group and `sweeps/` primary configs, without headers in the files."""
     store = ConfigStore.instance()
-    for name, row in _read_folder("experiments").items():
+    for name, row in read_folder("experiments").items():
         store.store(
             group="experiment", name=name, node={"experiment": name, **row}, package="_global_", provider="aiayn"
         )
-    for name, sweep in _read_folder("sweeps").items():
+    for name, sweep in read_folder("sweeps").items():
         store.store(name=name, node=sweep, provider="aiayn")
 
 
 def convert(composed: DictConfig) -> Config:
-    """The run that Hydra composed: merged into the schema, scaled, checked.
-
-    Raises ConfigError, one line, for an unknown key, a missing value, a wrong type or a value out of range.
-    """
+    """The run that Hydra composed: merged into the schema, scaled, checked. ConfigError in one line."""
     own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     plain = cast(dict[str, Any], OmegaConf.to_container(own))
     # In range before scaling too, which makes at least 1 of everything
@@ -51,10 +46,7 @@ def convert(composed: DictConfig) -> Config:
 
 
 def read(path: Path) -> Config:
-    """The run that a `config.yaml` in a run folder describes: scaled already, checked again.
-
-    Raises ConfigError, one line, for a file that is none of ours any more.
-    """
+    """The run that a `config.yaml` in a run folder describes: scaled already. ConfigError if it is none of ours."""
     try:
         text = path.read_bytes().decode()
         # Aliases would let a few lines grow without bound, and no file of ours has any
@@ -79,9 +71,8 @@ def to_yaml(config: Config) -> str:
 def compose_row(*overrides: str) -> Config:
     """The run that these overrides describe, composed without a command line."""
     register()
-    if GlobalHydra.instance().is_initialized():
-        return convert(compose("config", list(overrides)))
-    with initialize_config_module("aiayn.conf", version_base="1.3"):
+    begun = GlobalHydra.instance().is_initialized()
+    with nullcontext() if begun else initialize_config_module("aiayn.conf", version_base="1.3"):
         return convert(compose("config", list(overrides)))
 
 
@@ -95,7 +86,7 @@ def rows(fidelity: str = "paper", names: tuple[str, ...] = ROWS) -> dict[str, Co
 @cache
 def scales() -> dict[str, Scale]:
     """The scales of `conf/scale`, by name."""
-    known = _read_folder("conf", "scale")
+    known = read_folder("conf", "scale")
     structure = OmegaConf.structured(Scale)
     own = {name: node.get("scale", node) for name, node in known.items()}  # one may bring a vocabulary beside its scale
     return {name: cast(Scale, OmegaConf.to_object(OmegaConf.merge(structure, node))) for name, node in own.items()}
@@ -125,21 +116,6 @@ def scaled(config: Config) -> Config:
         model={"num_layers": times(model.num_layers, scale.layers), **widths},
         training={"learning_rate_factor": rate, **counts},
     )
-
-
-def sweeps() -> tuple[str, ...]:
-    """The sweep files of `sweeps/`, by name."""
-    return tuple(_read_folder("sweeps"))
-
-
-def corpus_settings(name: str) -> dict[str, Any]:
-    """The data settings of `conf/data/<name>.yaml`."""
-    return dict(_read_folder("conf", "data")[name])
-
-
-def decoded_as_its_row(config: Config) -> Config:
-    """The same run with its row's own beam search: the one that trained it, however it is decoded now."""
-    return dataclasses.replace(config, decoding=unscaled(config.experiment, config).decoding)
 
 
 def _typed(plain: dict[str, Any]) -> Config:
@@ -172,9 +148,9 @@ def unscaled(name: str, like: Config) -> Config:
 
 @cache
 def _own_sections(name: str, fidelity: str) -> dict[str, Any]:
-    known = _read_folder("conf", "fidelity")
+    known = read_folder("conf", "fidelity")
     chosen = {"fidelity": known.get(fidelity, known["paper"])}
-    parts = (_read_folder("conf")["config"], chosen, _read_folder("experiments")[name])
+    parts = (read_folder("conf")["config"], chosen, read_folder("experiments")[name])
     whole = cast(DictConfig, OmegaConf.merge(*parts))
     own = ["model", "training", "decoding", "paper", "published", "fidelity"]
     typed = cast(DictConfig, OmegaConf.merge(_STRUCTURE, OmegaConf.masked_copy(whole, own)))
@@ -182,7 +158,8 @@ def _own_sections(name: str, fidelity: str) -> dict[str, Any]:
 
 
 @cache
-def _read_folder(folder: str, *below: str) -> dict[str, Any]:
+def read_folder(folder: str, *below: str) -> dict[str, Any]:
+    """What the YAML files of a folder of ours hold, by name: `read_folder("conf", "data")`."""
     files = sorted(resources.files(f"aiayn.{folder}").joinpath(*below).iterdir(), key=lambda file: file.name)
     return {
         file.name.removesuffix(".yaml"): OmegaConf.to_container(OmegaConf.create(file.read_text("utf-8")))

@@ -24,12 +24,8 @@ def sweep_folder(config: Config) -> Path:
 
 def in_other_precisions(config: Config) -> str:
     """How to ask for runs that are there, but in another precision than the one asked for; empty when none are."""
-    others = {
-        precision: vary(config, hardware={"precision": precision})
-        for precision in PRECISIONS
-        if precision != config.hardware.precision
-    }
-    found = [f"hardware.precision={precision}" for precision, run in others.items() if sweep_folder(run).exists()]
+    others = (vary(config, hardware={"precision": other}) for other in PRECISIONS if other != config.hardware.precision)
+    found = [f"hardware.precision={run.hardware.precision}" for run in others if sweep_folder(run).exists()]
     return f"; there are runs with {' and '.join(found)}" if found else ""
 
 

@@ -30,9 +30,8 @@ class ConfigError(ValueError):
 
 
 # `affects_result`: a run's numbers depend on the key. With another value it is another run, and a resume is refused.
-# The others are runtime keys and may change under a run: how often it is measured and saved, where it computes and is
-# shown. The sentences of each update and all formulas stay the same; at most, sums of the same precision are rounded
-# in another order, and with bf16 other kernels round other intermediate results.
+# The others are runtime keys and may change under a run: sentences and formulas stay the same; at most, sums of the
+# same precision are rounded in another order, and with bf16 other kernels round other intermediate results.
 def _number(
     low: float, high: float = math.inf, *, affects_result: bool, below: float = math.inf, default: Any = MISSING
 ) -> Any:

@@ -1,5 +1,6 @@
 """The installed versions that this program refuses to run with, asked before any of them is imported."""
 
+from contextlib import suppress
 from importlib import metadata
 
 from packaging.specifiers import SpecifierSet
@@ -20,9 +21,7 @@ REFUSED = (
 def refuse() -> None:
     """ConfigError names an installed package of a version that is known to be bad, and the remedy."""
     for name, bad, why in REFUSED:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             installed = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        if SpecifierSet(bad, prereleases=True).contains(installed):
-            raise ConfigError(f"{name} {installed} {why}: pip install -c constraints.txt -e '.[dev]'")
+            if SpecifierSet(bad, prereleases=True).contains(installed):
+                raise ConfigError(f"{name} {installed} {why}: pip install -c constraints.txt -e '.[dev]'")

@@ -18,13 +18,13 @@ from aiayn.core import signals
 
 Chunk = TypeVar("Chunk")
 Answer = TypeVar("Answer")
+# Called once in each process, gives the function of a chunk
+Make = Callable[[], Callable[[Chunk], Answer]]
 
 _work: Callable[[Any], Any]
 
 
-def in_order(
-    make: Callable[[], Callable[[Chunk], Answer]], chunks: Iterator[Chunk], max_processes: int
-) -> Iterator[Answer]:
+def in_order(make: Make[Chunk, Answer], chunks: Iterator[Chunk], max_processes: int) -> Iterator[Answer]:
     """For a stream of chunks, what the function gives that `make` makes once in each process; one chunk starts none."""
     first = list(islice(chunks, 2))
     processes = min(cores(), max_processes)
@@ -45,9 +45,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _by_processes(
-    make: Callable[[], Callable[[Chunk], Answer]], chunks: Iterator[Chunk], processes: int
-) -> Iterator[Answer]:
+def _by_processes(make: Make[Chunk, Answer], chunks: Iterator[Chunk], processes: int) -> Iterator[Answer]:
     with _blocked():
         resource_tracker.ensure_running()  # else it dies of SIGUSR1, and as it starts with a process unblocks signals
     # Not forked: the caller may have threads, which a fork would leave half there
@@ -82,7 +80,7 @@ def _blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(make: Callable[[], Callable[[Any], Any]], parent: int) -> None:
+def _begin(make: Make[Any, Any], parent: int) -> None:
     """Leaves the end of this process to its parent, which a signal to all processes of a job reaches as well."""
     global _work
     signals.die_with_parent(parent)

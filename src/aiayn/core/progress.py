@@ -69,10 +69,7 @@ def each(items: Iterable[Any], what: str) -> Iterator[Any]:
 
 @contextmanager
 def stages(name: str) -> Iterator[Callable[[str], None]]:
-    """A function that prints what a long work is at; a terminal has the newest beside a clock, too.
-
-    Messages that differ only in their numbers are one stage, whose first and last are printed, and one now and then.
-    """
+    """A function that prints what a long work is at: of messages that differ only in numbers the first and the last."""
     with bars(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
         clock = progress.add_task(name, total=None)
         stage, waiting, printed = "", "", 0.0

@@ -46,11 +46,7 @@ def _storage_errors(attempt: str) -> Iterator[None]:
 
 @contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
-    """Yields a binary file that becomes `path` when the block ends, and vanishes when it raises.
-
-    Written beside its destination, flushed to the disk and renamed; then the folder is flushed. StorageError has path
-    and size when the disk is full or refuses.
-    """
+    """Yields a binary file that becomes `path` when the block ends, and vanishes when it raises or the disk refuses."""
     temporary = _temporary(path)
     try:
         _make_folder(path.parent)
@@ -181,10 +177,7 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda message: None) -> Iterator[None]:
-    """Holds `path` for this process; the kernel drops it with the process, so a dead owner never blocks anyone.
-
-    Waits for the owner, whom it reports once, or raises InUse with the owner's process and host.
-    """
+    """Holds `path`, which the kernel drops with the process; waits for its owner, reported once, or raises InUse."""
     with _storage_errors(f"lock {path}"):
         _make_folder(path.parent)
         file = path.open("a+b", buffering=0)  # or closing it on a full disk would write again, and fail again

@@ -18,17 +18,13 @@ class Turn:
 
 
 def schedule(seconds: Mapping[str, float], devices: Mapping[str, int], available: int) -> list[Turn]:
-    """The devices and times of all runs, longest first: each takes as many of those that are free first as it gets.
-
-    `seconds` has by name how long one device takes for a run, in any unit. An update that several devices share is
-    taken to be as much faster: communication is not counted.
-    """
+    """The devices and times of all runs, longest first; `seconds` is what one device takes, in any unit."""
     free = [(0.0, number) for number in range(available)]
     turns = []
     for name in sorted(seconds, key=lambda name: -seconds[name] / devices[name]):
         taken = [heapq.heappop(free) for _ in range(devices[name])]
         start = max(time for time, _ in taken)
-        end = start + seconds[name] / len(taken)
+        end = start + seconds[name] / len(taken)  # communication is not counted
         turns.append(Turn(name, tuple(sorted(number for _, number in taken)), start, end))
         for _, number in taken:
             heapq.heappush(free, (end, number))

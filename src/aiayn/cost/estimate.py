@@ -126,10 +126,7 @@ def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: CorpusS
 
 
 def corpus_statistics(run: Config) -> CorpusStatistics:
-    """The corpus, every byte that is there checked: prepared, or still the text alone, or what is downloaded of it.
-
-    Raises ConfigError for text that cannot be had, DataError for text or prepared data that is damaged.
-    """
+    """The corpus, every byte that is there checked; ConfigError if it cannot be had, DataError if damaged."""
     if (folders.prepared_folder(run) / "manifest.json").exists():
         dataset = prepare.prepare(run, lambda message: None)
         pairs, splits = dataset.pairs("train"), dataset.manifest["splits"].items()

@@ -1,10 +1,9 @@
 """What training computes, in floating-point operations, and what one device computes in a second."""
 
-import re
 from dataclasses import dataclass
 
 from aiayn.config.schema import MAX_DISTANCE, Hardware, Model
-from aiayn.data.dataset import Lengths, Pairs
+from aiayn.data.dataset import Pairs
 
 # The token-weighted mean length of WMT14's sentences, 28 subwords each on average: what counts in attention
 LENGTH = 40.0
@@ -71,26 +70,14 @@ def _of_recurrent(model: Model, source_length: float, length: float) -> tuple[fl
 
 
 def weighted_lengths(pairs: Pairs) -> tuple[float, float]:
-    """Of the sources and of the targets: see `weighted_length`."""
-    return weighted_length(pairs.source_lengths), weighted_length(pairs.target_lengths)
-
-
-def weighted_length(lengths: Lengths) -> float:
-    """The mean length of the sentence that a token stands in: what counts in attention."""
-    return int((lengths * lengths).sum()) / int(lengths.sum())
+    """The mean length of the sentence that a source token, and a target token, stands in: what counts in attention."""
+    of_source, of_target = pairs.source_lengths, pairs.target_lengths
+    return float((of_source**2).sum() / of_source.sum()), float((of_target**2).sum() / of_target.sum())
 
 
 def device(hardware: Hardware, gpu: str) -> Device:
     """What a run computes on: the GPU of that name, or a core."""
     return GPUS[gpu] if hardware.accelerator == "gpu" else CORE
-
-
-def peak_of(name: str) -> float | None:
-    """The peak in TFLOP/s of the GPU that a driver names so; None for an unknown or slower kind."""
-    words = name.lower().replace("rtx ", "rtx")
-    if re.search(r"\b(mig|nvl|laptop|h100 pcie)\b", words):
-        return None
-    return next((gpu.peak for kind, gpu in GPUS.items() if re.search(rf"\b{kind}\b", words)), None)
 
 
 def power(flops: float) -> str:

@@ -34,10 +34,7 @@ class Disk:
 
 
 def disks(planned: list[Estimate], corpus: CorpusStatistics, available: int) -> list[Disk]:
-    """That of the runs and that of the corpus, which may be one.
-
-    Runs take what they keep when finished, and one checkpoint more of each that is at work.
-    """
+    """The disk of the runs, each at work with one checkpoint more, and that of the corpus, which may be the same."""
     left = [row for row in planned if not jobs.is_finished(row.run)]
     being_written = sorted((row.checkpoint for row in left), reverse=True)[:available]
     runs = sum(row.disk for row in left) + sum(being_written)
@@ -99,16 +96,11 @@ def main(run: Config) -> None:
     if refused:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         raise ConfigError(refused[0] + more)
-    print(f"Nothing stands in the way: {scope_of_checks(run, corpus)}.")
-
-
-def scope_of_checks(run: Config, corpus: CorpusStatistics) -> str:
-    """What has been checked, and what could not be."""
-    data, memory = corpus.complete, flops.device(run.hardware, run.plan.gpu).memory
+    data, memory = corpus.complete, flops.device(hardware, run.plan.gpu).memory
     known = ["configuration", *(["data"] if data else []), *(["memory"] if memory else [])]
     unknown = "" if data else "; the data is not, it is still to be downloaded"
     unknown += "" if memory else "; memory is not, on a CPU"
-    return f"{', '.join(known)} and disk are checked{unknown}"
+    print(f"Nothing stands in the way: {', '.join(known)} and disk are checked{unknown}.")
 
 
 def duration(seconds: float) -> str:
@@ -142,9 +134,8 @@ def text(
     align = ["left", *["right"] * (len(head) - 1)]
     table = tabulate([head, *lines], tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
     known = "of the prepared corpus" if corpus.vocab_size else "assumed"
-    epochs = (
-        f"; {planned[0].tokens / corpus.target_tokens:.1f} epochs of {planned[0].name}" if corpus.target_tokens else ""
-    )
+    per_epoch, first = corpus.target_tokens, planned[0]
+    epochs = f"; {first.tokens / per_epoch:.1f} epochs of {first.name}" if per_epoch else ""
     queues = [
         [f"{turn.name} until {duration(turn.end)}" for turn in turns if number in turn.devices]
         for number in range(available)

@@ -63,10 +63,7 @@ def is_intact(path: Path) -> bool:
 
 
 def newest(folder: Path, count: int = 1) -> list[Path]:
-    """The newest `count` intact checkpoints, newest first; empty when training has not saved any yet.
-
-    Names damaged files that it passes over. StorageError when none is intact: a silent fresh start would lose the run.
-    """
+    """The newest `count` intact checkpoints, newest first; none when training has saved none. Names damaged files."""
     files = sorted(folder.glob(PATTERN), reverse=True)
     intact: list[Path] = []
     damaged: list[Path] = []
@@ -74,7 +71,7 @@ def newest(folder: Path, count: int = 1) -> list[Path]:
         if len(intact) == count:
             break
         (intact if is_intact(path) else damaged).append(path)
-    if files and not intact:
+    if files and not intact:  # a silent fresh start would lose the run
         raise storage.StorageError(
             f"no checkpoint in {folder} is intact ({len(damaged)}, newest {damaged[0].name}):"
             " put one back, or delete the run's folder to start it anew"
@@ -90,12 +87,10 @@ def step_of(path: Path) -> int:
 
 
 def rotate(folder: Path, keep: int, every: int) -> None:
-    """Removes all but the newest `keep` checkpoints, once the newest is verified, and what killed writers left.
-
-    One that a signal asked for goes once there is a newer one: then the mean is that of a run that was never stopped.
-    """
+    """Removes all but the newest `keep` checkpoints, once the newest is verified, and what killed writers left."""
     files = sorted(folder.glob(PATTERN), reverse=True)
     if files and is_intact(files[0]):
+        # One that a signal asked for goes too: then the mean is that of a run that was never stopped
         kept = [path for path in files if path == files[0] or step_of(path) % every == 0][:keep]
         for path in files:
             if path not in kept:
@@ -107,10 +102,7 @@ def rotate(folder: Path, keep: int, every: int) -> None:
 
 
 def average(paths: list[Path]) -> dict[str, torch.Tensor]:
-    """The mean of the weights of several checkpoints, as Table 2 uses it (section 6.1), summed in float64.
-
-    Holds the sum and one checkpoint, however many there are: 20 of `big` are 17 GB.
-    """
+    """The mean of several checkpoints' weights (section 6.1), summed in float64, one loaded at a time."""
     total: dict[str, torch.Tensor] = load(paths[0])["state_dict"]
     kinds = {name: weight.dtype for name, weight in total.items()}
     for name in total:

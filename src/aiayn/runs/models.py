@@ -9,7 +9,7 @@ import torch
 
 from aiayn.alternatives.parts import transformer
 from aiayn.alternatives.recurrent import RecurrentModel, TranslationModel
-from aiayn.config.compose import decoded_as_its_row
+from aiayn.config.compose import unscaled
 from aiayn.config.folders import in_other_precisions, run_folder
 from aiayn.config.schema import Config, ConfigError
 from aiayn.data.dataset import Dataset
@@ -63,13 +63,9 @@ def parameters(run: Config, vocab_size: int) -> int:
 
 
 def trained(config: Config) -> tuple[TranslationModel, Dataset, Path]:
-    """The model that a run has trained, its corpus and its folder; the mean of the last `average` checkpoints if asked.
-
-    It may be decoded in another way than the row's own: the weights are the same. Raises ConfigError when the run has
-    no checkpoint yet, or fewer than are to be averaged, or other result-affecting keys.
-    """
-    if not run_folder(config).exists():
-        config = decoded_as_its_row(config)
+    """The mean of a run's last `average` checkpoints, its corpus and its folder; ConfigError if it has not so many."""
+    if not run_folder(config).exists():  # then the row's own beam search: the weights are the same
+        config = dataclasses.replace(config, decoding=unscaled(config.experiment, config).decoding)
     jobs.check(config)
     folder = run_folder(config)
     paths = checkpoint.newest(folder / "checkpoints", config.average)

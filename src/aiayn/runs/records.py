@@ -184,7 +184,7 @@ def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
     """The data settings that are not those of a corpus of ours, each with its value and the corpus's."""
     return [
         printable(f"data.{key}={data.get(key)} instead of {value!r}")
-        for key, value in compose.corpus_settings(corpus).items()
+        for key, value in compose.read_folder("conf", "data")[corpus].items()
         if f"data.{key}" in RESULT_AFFECTING and data.get(key) != value
     ]
 
@@ -234,10 +234,7 @@ def last_step(folder: Path) -> int:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, none where it is missing. StorageError names the first line that is damaged.
-
-    Every value is a finite number. The row of an update, which has a training loss, also has tokens and seconds.
-    """
+    """The rows of a `metrics.jsonl`, none where it is missing. StorageError names the first line that is damaged."""
     rows = []
     for number, line in enumerate(storage.read_lines(path), 1):
         try:

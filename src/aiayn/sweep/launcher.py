@@ -110,7 +110,9 @@ class Sweep:
                     if stop.asked:
                         job.stop(stop.asked)
                     if job.ended():
-                        self.end(folder)
+                        del self.active[folder]
+                        self.display.remove_task(self.bars.pop(folder))
+                        self.report(job.run, jobs.close(job))
                     elif self.silent_for(job) > self.hang_timeout:
                         job.abort(f"no sign of life for {self.hang_timeout / 60:g} minutes: killed")
                 self.show()
@@ -153,12 +155,6 @@ class Sweep:
         except (ConfigError, StorageError, OSError) as error:
             self.report(run, FAILED, f"{folders.name(run)}  failed  {error}")
         return True
-
-    def end(self, folder: Path) -> None:
-        """Says what became of a run whose workers have ended."""
-        job = self.active.pop(folder)
-        self.display.remove_task(self.bars.pop(folder))
-        self.report(job.run, jobs.close(job))
 
     def report(self, run: Config, code: int, line: str = "") -> None:
         """Counts a run and prints its line, numbered unless it was interrupted and so is not done."""
