@@ -129,8 +129,8 @@ MUTANTS = {
     ),
     "BLEU leaves German compounds whole": Mutant(
         "src/aiayn/evaluation/metrics.py",
-        'return language == "de"',
-        "return False",
+        'tokens) if language == "de"',
+        "tokens) if False",
         "tests/evaluation/test_metrics.py::test_paper_tokens_are_moses_tokens_with_compounds_split",
     ),
     "each rank divides by its own tokens": Mutant(

@@ -17,8 +17,7 @@ from aiayn.data.moses_bpe import MosesBpe, load
 from aiayn.data.parallel_text import SPLITS, DataError, Side, Split
 from aiayn.data.sentencepiece_bpe import Tokenizer
 
-Lengths = npt.NDArray[np.int64]
-"""Tokens of each sentence of one side, EOS included."""
+Lengths = npt.NDArray[np.int64]  # tokens of each sentence of one side, EOS included
 
 SIDES: tuple[Side, ...] = ("source", "target")
 SCHEMA = 1
@@ -88,9 +87,8 @@ class Dataset:
 
     def pairs(self, split: Split) -> Pairs:
         """The encoded sentence pairs of a split, memory-mapped; raises DataError for files that only look like ours."""
-        parts = (f"{split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets"))
         try:
-            return Pairs(*(np.load(self.folder / part, mmap_mode="r") for part in parts))
+            return Pairs(*(np.load(self.folder / name, mmap_mode="r") for name in STAGES[split][:4]))
         except ValueError as error:  # of numpy, which unpickles nothing
             raise DataError(f"{self.folder} holds {split} ids that are none of ours: {remedy(self.folder)}") from error
 

@@ -11,14 +11,9 @@ from pathlib import Path
 from aiayn.core import storage
 from aiayn.data.parallel_text import DataError
 
-ATTEMPTS = 8
-"""How often one command asks for a file; what came before stays, so that each goes on where the last broke off."""
-
-FIRST_PAUSE_SECONDS = 1.0
-"""Before the second attempt; twice as long before each further one."""
-
+ATTEMPTS = 8  # of one command; each goes on where the last broke off
+FIRST_PAUSE_SECONDS = 1.0  # before the second attempt; twice as long before each further one
 TIMEOUT_SECONDS = 60.0
-
 _BLOCK = 2**18
 # Answers that may be another one in a minute; every other error of a server is its last word
 _PASSING = {408, 425, 429, *range(500, 600)}
@@ -84,7 +79,6 @@ def missing_bytes(remote: Remote, folder: Path) -> int:
 
 
 def _partial(remote: Remote, folder: Path) -> Path:
-    """Where a file lies until it is whole."""
     return folder / f".{remote.name}.part"
 
 
@@ -100,10 +94,9 @@ def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> 
     headers = {"User-Agent": "aiayn", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
+    request = urllib.request.Request(remote.url, headers=headers)
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT_SECONDS
-        ) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             _append(remote, partial, start, answer, received)
     except urllib.error.HTTPError as error:
         said = f"{error.code} {error.reason}"

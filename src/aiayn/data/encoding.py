@@ -22,8 +22,8 @@ from aiayn.data.moses_bpe import MosesBpe, load
 from aiayn.data.parallel_text import ALL, SPLITS, DataError, Files, Pair, Selection, Side, Split, Text, by_chunks, read
 from aiayn.data.sentencepiece_bpe import EOS, UNK, Tokenizer
 
+# The tokens of all sentences of a side, each closed by EOS, and their lengths with it
 _Packed = tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]
-"""The tokens of all sentences of a side, each closed by EOS, and their lengths with it."""
 _OFFSET = np.dtype(np.int64)
 
 

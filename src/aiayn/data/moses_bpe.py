@@ -22,8 +22,7 @@ from aiayn.data.sentencepiece_bpe import UNK, Tokenizer, forget_rarest
 
 # Paper: "about 37000 tokens" are 32K merges and the characters of the released code's corpus
 MERGES = 32_000
-MAX_LETTERS = 7_000_000
-"""Letters of the words that merges are trained on, the most frequent words first: half a million words or so."""
+MAX_LETTERS = 7_000_000  # of the words that merges are trained on, the most frequent first: half a million words or so
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # by their ids; Moses escapes the angle brackets of text
 _CONTINUED = "@@"
 _MAX_CACHED_WORDS = 2**17
@@ -40,20 +39,19 @@ class MosesBpe:
         read: dict[str, Any] = json.loads(model.read_bytes())
         self._languages: dict[Side, str] = read["languages"]
         self._bpe = _bpe(read["merges"])
-        self.subwords: list[str] = [*SPECIAL, *read["pieces"]]
-        """The text of each token id; one that ends with `@@` goes on in the next."""
+        self.subwords: list[str] = [*SPECIAL, *read["pieces"]]  # by id; one that ends with `@@` goes on in the next
         self._ids = {subword: number for number, subword in enumerate(self.subwords)}
         self.vocab_size = len(self.subwords)
 
     def encode(self, lines: Sequence[str], side: Side = "source") -> list[npt.NDArray[np.int32]]:
         """The token ids of each line, without special tokens; a subword never seen in training becomes UNK."""
-        moses = _moses("Tokenizer", self._languages[side])
-        words = (_segmented(self._bpe, moses.tokenize(line)) for line in lines)
+        tokenizer = moses("Tokenizer", self._languages[side])
+        words = (_segmented(self._bpe, tokenizer.tokenize(line)) for line in lines)
         return [np.array([self._ids.get(subword, UNK) for subword in line], np.int32) for line in words]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence of token ids; UNK appears as U+2047, what is no subword is silent."""
-        detokenizer = _moses("Detokenizer", self._languages["target"])
+        detokenizer = moses("Detokenizer", self._languages["target"])
         return [detokenizer.detokenize(self._words(sentence)) for sentence in ids]
 
     def _words(self, ids: Sequence[int]) -> list[str]:
@@ -113,12 +111,13 @@ def _count(languages: tuple[str, str], pairs: list[Pair]) -> Counter[str]:
         word
         for side, language in enumerate(languages)
         for pair in pairs
-        for word in _moses("Tokenizer", language).tokenize(pair[side])
+        for word in moses("Tokenizer", language).tokenize(pair[side])
     )
 
 
 @cache
-def _moses(kind: Literal["Tokenizer", "Detokenizer"], language: str) -> Any:
+def moses(kind: Literal["Tokenizer", "Detokenizer"], language: str) -> Any:
+    """Moses' tokenizer or detokenizer of a language, made once."""
     import sacremoses  # takes half a second, which every command would wait for
 
     return getattr(sacremoses, f"Moses{kind}")(lang=language)

@@ -20,8 +20,7 @@ from aiayn.core import storage
 from aiayn.core.process_pool import in_order
 
 Answer = TypeVar("Answer")
-Pair = tuple[str, str]
-"""A source sentence and its translation."""
+Pair = tuple[str, str]  # a source sentence and its translation
 
 
 class DataError(ValueError):
@@ -65,20 +64,12 @@ ALL = Selection()
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 Side = Literal["source", "target"]
-Text = Mapping[Split, Sequence[Files]]
-"""Each split, its parts one after the other."""
+Text = Mapping[Split, Sequence[Files]]  # each split, its parts one after the other
 
-LONGEST_LINE = 2**24
-"""Bytes of a line, its end included: a small compressed file can hold one that no memory does."""
-
-LARGEST_ARCHIVE = 2**35
-"""Bytes up to the end of a member, unpacked: far above any archive of WMT's, far below what a bomb unpacks to."""
-
-PAIRS_AT_ONCE, CHARACTERS_AT_ONCE = 16_384, 2**23
-"""Of a chunk that is in memory together: at most so many pairs, and fewer where lines are long."""
-
-MAX_PROCESSES = 8
-"""Each holds about 75 MB, and one process that reads cannot feed more."""
+LONGEST_LINE = 2**24  # bytes, its end included: a small compressed file can hold a line that no memory does
+LARGEST_ARCHIVE = 2**35  # bytes unpacked, to a member's end: far above any of WMT's, far below what a bomb unpacks to
+PAIRS_AT_ONCE, CHARACTERS_AT_ONCE = 16_384, 2**23  # of a chunk that is in memory together
+MAX_PROCESSES = 8  # each holds about 75 MB, and one process that reads cannot feed more
 
 _PACKAGE = Path(str(resources.files("aiayn.data")))
 
@@ -158,11 +149,10 @@ def select(pairs: Iterable[Pair], max_words: int, max_pairs: int, dropped: Count
 
 def read(split: Split, parts: Sequence[Files], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:
     """The pairs of a split that the selection leaves; the others are counted in `dropped` by reason."""
-    if split != "train":
-        pairs = chain.from_iterable(read_pairs(files, None) for files in parts)
-        return select(pairs, selection.max_words, 0, dropped)
-    pairs = chain.from_iterable(read_pairs(files, dropped) for files in parts)
-    return select(pairs, selection.max_train_words or selection.max_words, selection.pairs, dropped)
+    train = split == "train"
+    pairs = chain.from_iterable(read_pairs(files, dropped if train else None) for files in parts)
+    max_words = (train and selection.max_train_words) or selection.max_words
+    return select(pairs, max_words, selection.pairs if train else 0, dropped)
 
 
 def by_chunks(make: Callable[[], Callable[[list[Pair]], Answer]], pairs: Iterator[Pair]) -> Iterator[Answer]:

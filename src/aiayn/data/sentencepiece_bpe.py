@@ -18,15 +18,10 @@ from aiayn.core.process_pool import apart
 from aiayn.data.parallel_text import Side
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
-MAX_WORDS = 3_000_000
-"""Different words that are counted; beyond it the rarer half is forgotten."""
-MAX_COUNTED_LETTERS = 2**26
-"""Letters of those words, for in text without spaces a word is a line; up to twice as many are in memory."""
-MAX_LETTERS = 20_000_000
-"""Letters of the words that it is trained on, the most frequent ones: SentencePiece takes 50 bytes for each."""
-
-WORDS_AT_ONCE = 10_000
-"""Words that are trained on in this process: a second's work. More go to one that a signal's end can kill."""
+MAX_WORDS = 3_000_000  # different ones that are counted; beyond it the rarer half is forgotten
+MAX_COUNTED_LETTERS = 2**26  # of those words, for in text without spaces a word is a line; twice as many are in memory
+MAX_LETTERS = 20_000_000  # of the words that are trained on, the most frequent ones: each takes SentencePiece 50 bytes
+WORDS_AT_ONCE = 10_000  # trained on in this process: a second's work. More go to one that a signal's end can kill
 
 # SentencePiece writes a space as U+2581, ignores lines with U+2585 or NUL, takes a count after a tab, and
 # splits lines where the name of a special token stands: so those characters travel as escapes, the special tokens have
@@ -51,10 +46,8 @@ class Tokenizer:
 
     def encode(self, lines: Sequence[str], side: Side = "source") -> list[npt.NDArray[np.int32]]:
         """The token ids of each line, on either side the same; a character never seen in training becomes UNK."""
-        ids: list[npt.NDArray[np.int32]] = self._processor.encode(
-            [line.translate(_ESCAPES) for line in lines], out_type="numpy"
-        )
-        return ids
+        escaped = [line.translate(_ESCAPES) for line in lines]
+        return self._processor.encode(escaped, out_type="numpy")  # type: ignore[no-any-return]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence of token ids; UNK appears as U+2047 with spaces, what is no subword is silent."""
@@ -75,7 +68,6 @@ def train(lines: Iterable[str], vocab_size: int, model: Path) -> None:
 
 
 def _trained(counted: list[str], vocab_size: int, alphabet: str) -> bytes:
-    """The bytes of the model that SentencePiece trains on words and their counts."""
     written = io.BytesIO()
     try:
         # Paper: byte pairs, or word pieces for English-French (5.1), by programs that it does not name
@@ -106,15 +98,17 @@ def _trained(counted: list[str], vocab_size: int, alphabet: str) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explained(error, vocab_size) from error
+        size = f"data.vocab_size is {vocab_size}, but this text"
+        if match := re.search(r"to a value <= (\d+)", str(error)):
+            raise ConfigError(f"{size} gives at most {match[1]} subwords: lower it") from error
+        if match := re.search(r"required_chars\. -?\d+ vs (\d+)", str(error)):
+            raise ConfigError(f"{size} needs at least {match[1]}: raise it") from error
+        raise
     return written.getvalue()
 
 
 def count_words(lines: Iterable[str]) -> tuple[Counter[str], set[str]]:
-    """How often each word stands in the lines, escaped, and every character: all that BPE is trained on.
-
-    Beyond MAX_WORDS or MAX_COUNTED_LETTERS the rarer half is forgotten: memory is bounded for any text.
-    """
+    """How often each word stands in the lines, escaped, and every character, in bounded memory for any text."""
     words: Counter[str] = Counter()
     alphabet: set[str] = set()
     read = 0
@@ -144,12 +138,3 @@ def keep_most_frequent(words: Counter[str], max_words: int, max_letters: int) ->
     for word in by_count[kept:]:
         del words[word]
     return by_count[kept:]
-
-
-def _explained(error: RuntimeError, vocab_size: int) -> Exception:
-    size = f"data.vocab_size is {vocab_size}, but this text"
-    if match := re.search(r"to a value <= (\d+)", str(error)):
-        return ConfigError(f"{size} gives at most {match[1]} subwords: lower it")
-    if match := re.search(r"required_chars\. -?\d+ vs (\d+)", str(error)):
-        return ConfigError(f"{size} needs at least {match[1]}: raise it")
-    return error

@@ -15,13 +15,9 @@ from aiayn.paper.batch import Batch
 
 # S source tokens of all sentences, packed; T target tokens; B sentences
 
-Sentences = npt.NDArray[np.int64]
-"""Numbers of sentence pairs, (B,)."""
-
-POOL = 2**23
-"""About how many sentences are planned together: WMT14's English-German corpus is one pool."""
-ROW_STEP = 128
-"""Rows that a GPU multiplies together."""
+Sentences = npt.NDArray[np.int64]  # (B,) numbers of sentence pairs
+POOL = 2**23  # about how many sentences are planned together: WMT14's English-German corpus is one pool
+ROW_STEP = 128  # rows that a GPU multiplies together
 
 
 def gather(pairs: Pairs, sentences: Sentences, first_source: int = 0, first_target: int = 0) -> Batch:
@@ -114,10 +110,7 @@ def rows_of_part(tokens_per_update: int, tokens_per_micro_batch: int, ranks: int
 def training_plan(
     source_lengths: Lengths, target_lengths: Lengths, tokens_per_update: int, seed: int, start: int
 ) -> Iterator[tuple[int, Sentences]]:
-    """The updates of a whole training, without end: (number, sentences) from update `start` on, epoch after epoch.
-
-    Whatever `start` is, what follows is what an uncut run would have seen.
-    """
+    """The updates of a training, without end: (number, sentences) from update `start` on, as an uncut run sees them."""
     epochs = (epoch_plan(source_lengths, target_lengths, tokens_per_update, seed, epoch) for epoch in itertools.count())
     return itertools.islice(enumerate(itertools.chain.from_iterable(epochs)), start, None)
 

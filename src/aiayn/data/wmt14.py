@@ -42,8 +42,7 @@ NEWSTEST = Remote(
     "7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
 )
 
-PREPARED_BYTES_PER_PAIR = 150
-"""About what a training pair takes when it is encoded: two sentences of 32 tokens in two bytes each, two offsets."""
+PREPARED_BYTES_PER_PAIR = 150  # of a training pair, about: two sentences of 32 tokens in two bytes each, two offsets
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,6 @@ class Part:
     archive: Remote
     source: str
     target: str
-
-    def files(self, folder: Path) -> Files:
-        """Both sides, with the archive in `folder`."""
-        archive = folder / self.archive.name
-        return Files(Member(archive, self.source), Member(archive, self.target))
 
 
 @dataclass(frozen=True)
@@ -168,7 +162,12 @@ def check(archives: Iterable[Remote], folder: Path, report: Callable[[str], None
 
 def text(corpus: Corpus, folder: Path) -> Text:
     """The splits, in archives that are checked: dev is sacrebleu's wmt13, test its wmt14/full, entities resolved."""
-    return {split: [part.files(folder) for part in parts] for split, parts in corpus.splits.items()}
+    return {
+        split: [
+            Files(*(Member(folder / part.archive.name, name) for name in (part.source, part.target))) for part in parts
+        ]
+        for split, parts in corpus.splits.items()
+    }
 
 
 def _size(count: int) -> str:

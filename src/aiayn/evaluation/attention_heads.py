@@ -1,4 +1,4 @@
-"""Attention weights of every head of every layer, computed beside the forward pass."""
+"""Attention weights of every head of every layer, computed beside the forward pass: training knows nothing of it."""
 
 from contextlib import ExitStack
 from functools import partial
@@ -14,8 +14,7 @@ from aiayn.paper.batch import Batch
 from aiayn.paper.transformer import Transformer
 
 # H heads; Q query tokens; M tokens that they look at
-Weights = npt.NDArray[np.float32]
-"""(H, Q, M): each row sums to 1."""
+Weights = npt.NDArray[np.float32]  # (H, Q, M): each row sums to 1
 
 KINDS = {
     "encoder": "Encoder self-attention",
@@ -25,10 +24,7 @@ KINDS = {
 
 
 def weights_of(model: Transformer, batch: Batch) -> dict[str, list[Weights]]:
-    """The attention weights of each layer of each of KINDS, for a batch of one sentence pair.
-
-    Computed beside the forward pass, from what each attention is given: training knows nothing of it.
-    """
+    """The attention weights of each layer of each of KINDS, for a batch of one sentence pair."""
     weights: dict[str, list[Weights]] = {kind: [] for kind in KINDS}
     with ExitStack() as hooks, torch.no_grad():
         for name, module in model.named_modules():

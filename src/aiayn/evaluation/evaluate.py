@@ -52,13 +52,12 @@ def evaluate(
     hypotheses = search(model, sources, config.decoding, config.hardware, done)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
     references = dataset.texts(split, "target")
-    scores = metrics.bleu(translations, references, config.data.target_language)
     figures = {
         "ppl": metrics.perplexity(nats, tokens),
         "nats": nats,
         "tokens": tokens,
         "bits_per_character": metrics.bits_per_character(nats, sum(len(line) for line in references)),
-        **dataclasses.asdict(scores),
+        **dataclasses.asdict(metrics.bleu(translations, references, config.data.target_language)),
     }
     return figures, translations
 

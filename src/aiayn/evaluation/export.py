@@ -20,9 +20,7 @@ from aiayn.runs.models import trained
 
 # D d_model; H heads; K d_k; V d_v; W width of a head elsewhere; P positions
 
-POSITIONS = 1024
-"""Tokens of the longest sentence that CTranslate2 and the baselines are given positions for, EOS included."""
-
+POSITIONS = 1024  # of the longest sentence that CTranslate2 and the baselines are given, EOS included
 NORM_EPSILON = 1e-6  # as in AddAndNorm
 USE = {
     "ctranslate2": "Translator(folder).translate_batch([subwords], length_penalty=0, min_decoding_length=0); subwords"

@@ -11,6 +11,8 @@ import numpy.typing as npt
 import sacrebleu
 import sacremoses
 
+from aiayn.data.moses_bpe import moses
+
 
 def perplexity(nats: float, tokens: int) -> float:
     """exp(nats / tokens): nats summed over target tokens, EOS included; infinite where a float overflows."""
@@ -35,36 +37,22 @@ class Bleu:
     signatures: dict[str, str]
 
 
-@functools.cache
-def _moses(language: str) -> sacremoses.MosesTokenizer:
-    return sacremoses.MosesTokenizer(lang=language)
-
-
 @functools.lru_cache(maxsize=8192)  # every run of a sweep has the same references
 def paper_tokens(line: str, language: str) -> str:
     """The line as the authors scored it: Moses tokens; hyphenated compounds of German split as `a ##AT##-##AT## b`."""
     # Paper: silent; the recipe is that of the early get_ende_bleu.sh of tensor2tensor: tokenizer.perl, compounds split
     # on both sides, multi-bleu.perl. Later versions put replace-unicode-punctuation.perl first, which changes how
     # quotation marks and dashes beyond ASCII score. XML escapes would change no score
-    tokens: str = _moses(language).tokenize(line, return_str=True, escape=False)
+    tokens: str = moses("Tokenizer", language).tokenize(line, return_str=True, escape=False)
     # The released code has the splitting for German alone, "comparable to papers like GNMT"
-    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens) if _splits(language) else tokens
-
-
-def _splits(language: str) -> bool:
-    return language == "de"
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens) if language == "de" else tokens
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Bleu:
-    """Corpus BLEU of detokenised, cased text; `paper` takes Moses tokens of `language` and splits German compounds.
-
-    Raises ValueError when the two sides do not pair up or are empty.
-    """
+    """Corpus BLEU of detokenised, cased text; `paper` takes Moses tokens of `language`. ValueError unless both pair."""
     if len(hypotheses) != len(references) or not references:
-        raise ValueError(
-            f"{len(hypotheses)} hypotheses and {len(references)} references: "
-            "BLEU needs one reference for each hypothesis, and at least one; translate the whole split again"
-        )
+        counts = f"{len(hypotheses)} hypotheses and {len(references)} references"
+        raise ValueError(f"{counts}: BLEU needs as many, and at least one; translate the whole split again")
     tokenized = [[paper_tokens(line, language) for line in lines] for lines in (hypotheses, references)]
     scores, signatures = {}, {}
     # multi-bleu does not smooth; `force` says that tokenised text is meant
@@ -73,7 +61,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
         ours, theirs = tokenized if kind == "paper" else (hypotheses, references)
         scores[kind] = scorer.corpus_score(ours, [theirs]).score
         signatures[kind] = str(scorer.get_signature())
-    compounds = "-compounds" if _splits(language) else ""
+    compounds = "-compounds" if language == "de" else ""
     signatures["paper"] += f"|moses:sacremoses-{sacremoses.__version__}-{language}{compounds}"
     return Bleu(scores, _confidence_interval(hypotheses, references), signatures)
 

@@ -56,10 +56,8 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     compute_with(config.hardware.threads)
     model, dataset, _folder = trained(config)
     lines, warn = source or sys.stdin.buffer, partial(print, "aiayn:", file=sys.stderr)
-    with contextlib.ExitStack() as stack:
-        # On a terminal the translations themselves show how far it is
-        shown = sys.stdout.isatty()
-        done = None if shown else stack.enter_context(progress.counted("translating", None, "lines"))
+    shown = sys.stdout.isatty()  # the translations themselves show how far it is
+    with contextlib.nullcontext() if shown else progress.counted("translating", None, "lines") as done:
         for line in translate(model, dataset, config.decoding, config.hardware, lines, warn, done):
             # Bytes, so that neither the locale nor the platform's line end has a say
             sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")

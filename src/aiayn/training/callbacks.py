@@ -27,14 +27,13 @@ DEVICE_SECONDS = "device_seconds/"
 
 
 class Record(pl.Callback):
-    """Writes `metrics.jsonl`: each update once, in order. Tensors wait unread for a flush, so that no step waits.
+    """Writes `metrics.jsonl`: each update once, in order, when it is known to be finite; no step waits for it.
 
-    A row is written only after its update is known to be finite. `device` names what this session computes on and
-    `devices` how many of them; earlier sessions may have used others.
+    `device` names what this session computes on and `devices` how many of them; earlier ones may have used others.
     """
 
     def __init__(
-        self, path: Path, start: int, view: Callable[[dict[str, Any]], None], *, writes: bool, device: str, devices: int
+        self, path: Path, start: int, view: Callable[[dict[str, Any]], None], writes: bool, device: str, devices: int
     ) -> None:
         self.path, self.start, self.view, self.writes = path, start, view, writes
         self.device, self.devices = device, devices
@@ -179,10 +178,7 @@ def agree(module: torch.nn.Module, step: int) -> None:
 
 
 class Bar(pl.Callback):
-    """A bar with tokens a second and the time left on a terminal, inside `with bar.progress`; in a log lines of them.
-
-    It comes after `record`, whose clock it reads.
-    """
+    """Speed and time left, as a bar on a terminal, inside `with bar.progress`, or lines in a log; after `record`."""
 
     def __init__(self, record: Record, name: str, last: int) -> None:
         self.record, self.name, self.last = record, name, last

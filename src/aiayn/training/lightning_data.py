@@ -12,11 +12,9 @@ from aiayn.paper.batch import Batch
 
 
 class Update:
-    """One optimiser step: its token counts over all ranks, and this rank's micro-batches.
+    """One optimiser step: its token counts over all ranks, and this rank's micro-batches."""
 
-    Not a dataclass: Lightning takes those apart and rebuilds them, field by field, at every step.
-    """
-
+    # Not a dataclass: Lightning takes those apart and rebuilds them, field by field, at every step
     def __init__(self, number: int, source_tokens: int, target_tokens: int, batches: list[Batch]) -> None:
         self.number, self.source_tokens, self.target_tokens = number, source_tokens, target_tokens
         self.batches = batches
@@ -53,10 +51,8 @@ def updates(
 
 
 def interruptible(stream: Iterator[Update], stop: StopFlag, ranks: int) -> Iterator[Update]:
-    """The same updates; until the first is there, a signal interrupts a single process at once.
-
-    Planning an epoch takes seconds, and nothing is lost by then. A rank that left alone would fail the others.
-    """
+    """The same updates; until the first is there, a signal interrupts a single process at once."""
+    # Planning an epoch takes seconds, and nothing is lost by then; a rank that left alone would fail the others
     if ranks == 1:
         stop.check()
         stop.restore()

@@ -108,10 +108,7 @@ class LightningTransformer(pl.LightningModule):
         return {"loss": figures[0], "nats": figures[1], "gradient_norm": figures[-1], "learning_rate": rate}
 
     def wait_for_step(self) -> None:
-        """Waits for the pending step; raises NonFinite, on every rank alike, if it was not finite and changed nothing.
-
-        Call it before the weights are read.
-        """
+        """Waits for the pending step, before weights are read; raises NonFinite, on every rank alike, if it failed."""
         if self.pending is None:
             return
         step, self.pending = self.pending, None

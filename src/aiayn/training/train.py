@@ -60,10 +60,7 @@ class Trainer(pl.Trainer):
 
 
 def train(run: Config, folder: Path) -> None:
-    """Trains the run to its last update, from its newest checkpoint if it has one, and leaves a finished run folder.
-
-    Raises NonFinite, Interrupted, DataError, StorageError: `main` turns them into exit codes.
-    """
+    """Trains the run to its last update, from its newest checkpoint if it has one, and leaves a finished run folder."""
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks != run.hardware.devices:
         raise ConfigError(f"hardware.devices={run.hardware.devices}: torchrun started {ranks} ranks; start as many")
@@ -80,10 +77,7 @@ def train(run: Config, folder: Path) -> None:
         if rank == 0:
             print(f"resuming {run.experiment} after update {module.updates_done} of {last}", flush=True)
     with view(run, folder, rank) as show:
-        device, devices = devices_at_work(run)
-        record = Record(
-            folder / "metrics.jsonl", module.updates_done, show, writes=rank == 0, device=device, devices=devices
-        )
+        record = Record(folder / "metrics.jsonl", module.updates_done, show, rank == 0, *devices_at_work(run))
         if module.updates_done < last:
             with StopFlag() as stop:
                 fit(run, folder, module, dataset, record, stop)
@@ -116,28 +110,22 @@ def fit(
         device = torch.device("cuda", local_rank) if on_gpu else None
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device)
         atexit.register(torch.distributed.destroy_process_group)
-    bar = Bar(record, run.experiment, training.max_steps)
+    every, keep, last = training.checkpoint_every, training.keep_checkpoints, training.max_steps
+    bar = Bar(record, run.experiment, last)
     trainer = Trainer(
         accelerator=run.hardware.accelerator,
         # Lightning trains one device and knows of no other rank: the sum of the gradients and the signals are ours
         devices=[local_rank] if on_gpu else 1,
         deterministic=deterministic,
         precision=run.hardware.precision,  # type: ignore[arg-type]
-        max_steps=training.max_steps - record.start,
+        max_steps=last - record.start,
         # Under SLURM or torchrun Lightning would take their idea of the ranks for ours
         plugins=[LightningEnvironment()],
         callbacks=[
             record,
-            Dev(record, measure, training.dev_every, training.max_steps),
+            Dev(record, measure, training.dev_every, last),
             bar,
-            Save(
-                record,
-                folder / "checkpoints",
-                training.checkpoint_every,
-                training.keep_checkpoints,
-                training.max_steps,
-                stop,
-            ),
+            Save(record, folder / "checkpoints", every, keep, last, stop),
         ],
         logger=False,
         enable_checkpointing=False,
@@ -234,10 +222,7 @@ def quieten() -> None:
 
 
 def main(folder: Path, run: Config | None = None) -> int:
-    """Trains the run of a folder and returns the exit code; what went wrong is one line and `failure.json`.
-
-    The run is the folder's own, which may not be written yet where it is given.
-    """
+    """Trains `run`, or the one in the folder, and returns the exit code; a failure is one line and `failure.json`."""
     quieten()
     try:
         rank = os.environ.get("RANK", "0")

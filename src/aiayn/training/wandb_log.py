@@ -23,8 +23,7 @@ HANG_TIMEOUT, LEAVING_TIMEOUT = 60.0, 10.0
 TRANSLATIONS, SAMPLES = "dev/translations", 20
 # What every row of figures is counted by, and the key of the paper's letter beside the run's own configuration.
 STEP, ROW_GROUP = "step", "row_group"
-Rows = queue.SimpleQueue[dict[str, Any] | None]
-"""Rows on their way to W&B; None is the end."""
+Rows = queue.SimpleQueue[dict[str, Any] | None]  # on their way to W&B; None is the end
 
 
 def dev_row(figures: dict[str, Any]) -> dict[str, float]:
