@@ -123,7 +123,7 @@ def agreement(folder: Path) -> list[str]:
             for name, value in paper.items()
             if value != paper["base"]
         ]
-        rho, low, high = (f"{value:+.2f}".replace("-", "−") for value in (found.rho, *found.interval))
+        rho, low, high = (f"{value:+.2f}".replace("-", "−") for value in found)
         signs = f"{sum(effect > 0 for effect in effects)} of {len(effects)} effects have the paper's sign"
         texts.append(f"{metric}: ρ {rho} ({low} to {high}), {signs}")
     return texts

@@ -212,7 +212,7 @@ def test_only_seeds_that_differ_widen_the_interval() -> None:
         paper_claims.correlation(paper, [[mean + shift for shift in shifts] for mean in means])
         for shifts in ((0.0,), (0.0, 0.0, 0.0), (-1.0, 0.0, 1.0))
     )
-    width = [found.interval[1] - found.interval[0] for found in (one, copies, spread) if found]
+    width = [found.high - found.low for found in (one, copies, spread) if found]
     assert width[1] == pytest.approx(width[0], abs=0.02)
     assert width[2] > width[0] + 0.05
 

@@ -107,7 +107,7 @@ def effects(table: Table) -> Figure:
         _name(axes, points)
         title: str = metric
         if found := rank_correlation(table, metric):
-            title += ": Spearman ρ {:+.2f} ({:+.2f} to {:+.2f})".format(found.rho, *found.interval)
+            title += ": Spearman ρ {:+.2f} ({:+.2f} to {:+.2f})".format(*found)
         axes.set(xlabel=f"{metric} minus base's, paper", ylabel=f"{metric} minus base's, ours", title=title)
     figure.suptitle(f"Effects: {caption(table)}", **SUPTITLE)
     return figure

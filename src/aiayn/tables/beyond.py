@@ -11,7 +11,7 @@ from aiayn.data.parallel_text import DataError
 from aiayn.evaluation import metrics
 from aiayn.runs.records import Run, look_up, number_text
 from aiayn.tables import formats, table3
-from aiayn.tables.formats import Cell, Column, definition, differences, measured, names, params, seeds
+from aiayn.tables.formats import Cell, Column, definition, differences, measured, params, seeds
 from aiayn.tables.paper_claims import Claim, Counts, Finding, both
 from aiayn.tables.table3 import METRICS, Table
 
@@ -65,7 +65,7 @@ def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
     effects = {metric: made.effects(made.means(metric)) for metric in METRICS}
     theirs = [line.published("BLEU") for line in made.lines]
     columns = [
-        names(made),
+        Column("row", "row", [Cell(line.name) for line in made.lines]),
         *(definition(made, symbol, "model", key) for symbol, key in (*zip(PARTS, PARTS, strict=True), *SIZES)),
         *(measured(made, "PPL"), differences("PPL", "Δ", effects["PPL"])),
         *(measured(made, "BLEU"), differences("BLEU", "Δ", effects["BLEU"])),

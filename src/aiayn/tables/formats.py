@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from aiayn.runs.records import PAPER_DATA, look_up, number_text, unlike
 from aiayn.tables.paper_claims import MIN_ROWS, rank_correlation, signed
 from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, TOLERANCES, Line, Metric, Table
 
-BETTER: dict[Metric, int] = {"PPL": -1, "BLEU": +1}
 DIGITS: dict[Metric, int] = {"PPL": 2, "BLEU": 1}
 # How a run that is not finished stands out
 _STATUS = {"failed": "far", "stale": "near", "half-done": "near", "missing": "weak"}
@@ -73,18 +72,13 @@ class Layout:
         """The cells of each row, behind whether it is the first of its group."""
         return list(zip(self.table.opens, zip(*(column.cells for column in self.columns), strict=True), strict=True))
 
-    def without(self, left_out: Collection[str]) -> "Layout":
-        """The same without some columns, or groups of them."""
-        kept = [column for column in self.columns if not {column.group, column.name} & set(left_out)]
-        return dataclasses.replace(self, columns=kept)
-
 
 def layout(table: Table) -> Layout:
     """Table 3 as it is printed. What base says of a row stands there once, as in the paper."""
     # The paper's vocabulary says nothing about a model of another width
     at_40960 = [params(table, "40 960", "params_at_40960_rows")] if table.comparable else []
     columns = [
-        names(table),
+        Column("row", "row", [Cell(line.name) for line in table.lines]),
         *(definition(table, *place) for place in DEFINITION),
         *_compared(table, "PPL"),
         *_compared(table, "BLEU"),
@@ -93,11 +87,6 @@ def layout(table: Table) -> Layout:
     ]
     compare = "" if table.comparable else " Compare effects, not figures: Δ is a row minus base."
     return Layout(title(table), f"{conditions(table)}{compare} {rank_sentence(table)}", columns, table, _records(table))
-
-
-def names(table: Table) -> Column:
-    """The names of the rows."""
-    return Column("row", "row", [Cell(line.name) for line in table.lines])
 
 
 def definition(table: Table, symbol: str, section: str, key: str) -> Column:
@@ -114,9 +103,9 @@ def value_text(value: object, key: str) -> str:
 def measured(table: Table, metric: Metric) -> Column:
     """Our mean over seeds with its deviation."""
     cells = []
-    for found in (line.measured(KEYS[metric]) for line in table.lines):
-        values = [] if found is None else [found.mean] if found.deviation is None else [found.mean, found.deviation]
-        text = "±".join(number_text(value, DIGITS[metric]) for value in values)
+    for line in table.lines:
+        known = [value for value in line.measured(KEYS[metric]) or () if value is not None]
+        text = "±".join(number_text(value, DIGITS[metric]) for value in known)
         cells.append(Cell(text) if text else Cell("–", "weak"))
     return Column(metric, "ours", cells)
 
@@ -139,10 +128,8 @@ def params(table: Table, name: str, key: str) -> Column:
 
 def seeds(table: Table) -> Column:
     """How many seeds of each row are finished, or what became of the row."""
-    ends = [
-        (str(len(line.finished)), "") if line.finished else (line.status, _STATUS[line.status]) for line in table.lines
-    ]
-    return Column("seeds", "seeds", [Cell(*end) for end in ends])
+    cells = [Cell(str(len(line.finished) or line.status), _STATUS.get(line.status, "")) for line in table.lines]
+    return Column("seeds", "seeds", cells)
 
 
 def _compared(table: Table, metric: Metric) -> list[Column]:
@@ -152,7 +139,7 @@ def _compared(table: Table, metric: Metric) -> list[Column]:
     columns.append(measured(table, metric))
     if table.comparable:
         gaps = [None if mine is None else mine - theirs for mine, theirs in zip(ours, paper, strict=True)]
-        gains = [0.0 if gap is None else gap * BETTER[metric] for gap in gaps]
+        gains = [0.0 if gap is None else gap if metric == "BLEU" else -gap for gap in gaps]
         near = ["good" if gain >= -tolerance else "near" if gain >= -2 * tolerance else "far" for gain in gains]
         return [*columns, differences(metric, "diff", gaps, near)]
     theirs, own = table.effects(paper), table.effects(ours)
@@ -176,10 +163,8 @@ def title(table: Table) -> str:
 
 def conditions(table: Table) -> str:
     """How a table's runs were made, and over which seeds its figures are means."""
-    scale, base = dataclasses.asdict(table.scale), dataclasses.asdict(table.base.trained)
-    changed = [
-        f"{name.replace('_', ' ')} {scale[name]}" for name in scale if name != "name" and scale[name] not in (0, 1)
-    ]
+    scale, base = vars(table.scale), dataclasses.asdict(table.base.trained)
+    changed = [f"{key.replace('_', ' ')} {scale[key]}" for key in scale if key != "name" and scale[key] not in (0, 1)]
     sizes = ", ".join(f"{name} {value_text(base[section][key], key)}" for name, section, key in DEFINITION)
     # How text of the paper's name is not the paper's; other text has another name
     data = look_up(table.reference, "config.data")
@@ -199,19 +184,16 @@ def rank_sentence(table: Table) -> str:
         return f"{start}: not enough rows ({rows} finished, at least {MIN_ROWS} needed)."
     for metric in METRICS:
         found = rank_correlation(table, metric)
-        figures = "{} ({} to {})".format(*map(signed, (found.rho, *found.interval))) if found else "none"
+        figures = "{} ({} to {})".format(*map(signed, found)) if found else "none"
         texts.append(f"{metric} {figures}")
     return f"{start}: {', '.join(texts)}; {rows} rows, 95 % intervals by bootstrap over rows and seeds."
 
 
 def _records(table: Table) -> list[dict[str, Any]]:
-    ranks: dict[str, float | None] = {}
+    ranks: dict[str, Any] = {}
     for metric in METRICS:
-        found = rank_correlation(table, metric)
-        for end, figure in zip(
-            ("", "_low", "_high"), (found.rho, *found.interval) if found else [None] * 3, strict=True
-        ):
-            ranks[f"spearman_{metric.lower()}{end}"] = figure
+        names = (f"spearman_{metric.lower()}{end}" for end in ("", "_low", "_high"))
+        ranks |= zip(names, rank_correlation(table, metric) or [None] * 3, strict=True)
     records = []
     for line in table.lines:
         paper = {f"paper_{key}": value for key, value in dataclasses.asdict(line.config.paper).items()}
@@ -236,23 +218,21 @@ def record(table: Table, line: Line, definition: dict[str, Any], others: dict[st
 
 
 def printed(layouts: Sequence[Layout], format: str, console: Console | None = None) -> str:
-    """The tables as text in a format: `terminal`, `md`, `csv` or `latex`; one below the other, in `csv` as one table.
-
-    A terminal gets what `console` (standard output when none is given) has room for; a file or a pipe every column,
-    without colour. ConfigError for another format.
-    """
-    terminal = partial(_terminal, console or Console())
-    one_by_one: dict[str, Callable[[Layout], str]] = {"terminal": terminal, "md": _markdown, "latex": _latex}
+    """The tables as `terminal`, `md`, `csv` (one table of all) or `latex` text. ConfigError for another format."""
     if format == "csv":
         return _csv(layouts)
+    terminal = partial(_terminal, console or Console())
+    one_by_one: dict[str, Callable[[Layout], str]] = {"terminal": terminal, "md": _markdown, "latex": _latex}
     if format not in one_by_one:
         raise ConfigError(f"format={format}: must be one of {', '.join(one_by_one)}, csv")
     return "\n".join(map(one_by_one[format], layouts))
 
 
 def _terminal(console: Console, layout: Layout) -> str:
+    """What the terminal has room for; a file or a pipe gets every column, without colour."""
     for left_out in _LEFT_OUT:
-        grid = _grid(layout.without(left_out))
+        kept = [column for column in layout.columns if not {column.group, column.name} & left_out]
+        grid = _grid(dataclasses.replace(layout, columns=kept))
         needed = Measurement.get(console, console.options.update(max_width=1000), grid)
         if not console.is_terminal or needed.minimum <= console.width:
             break

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,24 +20,23 @@ RESAMPLES = 1000
 RANK_RESAMPLES = 5000  # these cost less, and two decimals are printed
 MIN_ROWS = 10  # fewer rows say little of the order of twenty
 
+Samples = Mapping[str, Sequence[float]]  # a figure of each row's seeds
+Interval = tuple[float, float]
 Counts = Mapping[tuple[str, int], npt.NDArray[np.int64]]
 """The `metrics.paper_counts` of each (row, seed) on the same sentences."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That quality rises along `rows`, from the worst to the best, or, if `equal`, that it is the same.
-
-    Of two rows also that the second is `not_worse`, or that the first stays below a `share` of its BLEU.
-    """
+    """That quality rises along `rows`, from the worst to the best, or, if `equal`, that it is the same."""
 
     sentence: str
     metric: Metric
     rows: tuple[str, ...]
     size: str | None = None  # the field of the model by whose logarithm the rise is measured; None for two rows
     equal: bool = False
-    not_worse: bool = False
-    share: float = 1.0
+    not_worse: bool = False  # of two rows, the second
+    share: float = 1.0  # of the second row's BLEU, below which the first stays
 
     @property
     def sign(self) -> int:
@@ -55,10 +54,7 @@ class Claim:
         return TOLERANCES["BLEU"] if self.metric == "BLEU" else math.log1p(TOLERANCES["PPL"] / 4.92)
 
     def weights(self, lines: Mapping[str, Line]) -> dict[str, float]:
-        """What each row's mean counts for, so that their sum is the rise from the first row to the last.
-
-        Of several rows it is the rise of the least-squares line; of two rows their difference.
-        """
+        """What each row's mean counts for in the rise: of two rows their difference, of more the least-squares line."""
         if self.size is None:
             return dict(zip(self.rows, (-1.0, self.share), strict=True))
         x = np.log([getattr(lines[row].config.model, self.size) for row in self.rows])
@@ -87,8 +83,7 @@ CLAIMS = (
 )
 
 
-@dataclass(frozen=True)
-class Rise:
+class Rise(NamedTuple):
     """A weighted sum of means over seeds: its standard error and that error's degrees of freedom (Welch)."""
 
     effect: float
@@ -96,7 +91,7 @@ class Rise:
     freedom: float
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> Interval:
         """Its 95 % confidence interval."""
         low, high = stats.t.interval(1 - ERROR_RATE, self.freedom, self.effect, self.error)
         return float(low), float(high)
@@ -107,15 +102,14 @@ class Rise:
         return float(stats.t.sf(t, self.freedom)), float(stats.t.cdf(t, self.freedom))
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What became of a claim. Effects are in BLEU or in nats per token, larger is better."""
 
     claim: Claim
     paper: float | None
     effect: float | None
-    interval: tuple[float, float] | None  # over seeds
-    sentences: tuple[float, float] | None  # BLEU only: paired bootstrap on the same sentences
+    interval: Interval | None  # over seeds
+    sentences: Interval | None  # BLEU only: paired bootstrap on the same sentences
     p: float | None  # after correction for the number of claims
     verdict: Verdict
     because: str
@@ -151,24 +145,21 @@ def signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-@dataclass(frozen=True)
-class Correlation:
+class Correlation(NamedTuple):
     """Spearman's rho between the paper's figures and ours, with its 95 % interval by bootstrap."""
 
     rho: float
-    interval: tuple[float, float]
+    low: float
+    high: float
 
 
 def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
-    """A finding on each claim about the table's rows; we judge a claim only if every row in it has at least two seeds.
-
-    The p-values are two-sided and corrected together (Benjamini and Hochberg), so that of the verdicts on the page at
-    most 5 % are expected to be wrong. A verdict on BLEU must also survive a paired bootstrap of the sentences.
-    """
+    """A finding on each claim about the rows; we judge a claim only if every row in it has at least two seeds."""
     lines = {line.name: line for line in table.lines}
     claims = [claim for claim in claims if lines.keys() >= set(claim.rows)]
     rises = [rise(_samples(claim, lines), claim.weights(lines)) for claim in claims]
     evidence = [_p_values(claim, found) if found else None for claim, found in zip(claims, rises, strict=True)]
+    # Two-sided and corrected together (Benjamini and Hochberg): of the verdicts at most 5 % are expected to be wrong
     known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
     corrected = iter(stats.false_discovery_control(known).tolist() if known else [])
     lacking = {
@@ -180,10 +171,9 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
         weights, samples = claim.weights(lines), _samples(claim, lines)
         effect = _weighted(weights, samples) if all(samples.values()) else None
         sentences = _sentence_interval(claim, weights, resampled)
-        p = next(corrected) if pair else None
-        verdict, because = _verdict(claim, samples, pair, p, sentences)
-        interval = found.interval if found else None
-        findings.append(Finding(claim, paper_effect(claim, lines), effect, interval, sentences, p, verdict, because))
+        paper, interval, p = paper_effect(claim, lines), found and found.interval, next(corrected) if pair else None
+        verdict = _verdict(claim, samples, pair, p, sentences)
+        findings.append(Finding(claim, paper, effect, interval, sentences, p, *verdict))
     return findings
 
 
@@ -194,15 +184,11 @@ def rank_correlation(table: Table, metric: Metric) -> Correlation | None:
 
 
 def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> Correlation | None:
-    """Spearman's rho of `paper` with the means of `samples`: one value, and one sample of seeds, for each row.
-
-    The interval is the percentile bootstrap over rows and, of each row drawn, its seeds. None below `MIN_ROWS` rows,
-    and where all rows are equal.
-    """
+    """Spearman's rho of each row's value and its seeds' mean; None below `MIN_ROWS` rows, and where all are equal."""
     means = np.array([np.mean(sample) for sample in samples])
     if len(means) < MIN_ROWS or len(set(paper)) == 1 or len(set(means.tolist())) == 1:
         return None
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(0)  # percentile bootstrap over rows and, of each row drawn, its seeds
     rows = random.integers(len(means), size=(RANK_RESAMPLES, len(means)))
     # Each draw of a row draws its seeds anew: one column for each place in the resample
     drawn = np.empty(rows.shape)
@@ -218,10 +204,10 @@ def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> C
     low, high = np.percentile(resampled, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
     rho = float(stats.spearmanr(paper, means).statistic)
     # A row that is drawn twice is a tie, which pulls all resamples of a rho near 1 below it
-    return Correlation(rho, (min(float(low), rho), max(float(high), rho)))
+    return Correlation(rho, min(float(low), rho), max(float(high), rho))
 
 
-def rise(samples: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Rise | None:
+def rise(samples: Samples, weights: Mapping[str, float]) -> Rise | None:
     """The weighted sum of the samples' means; None when one has fewer than two values, or no sample varies."""
     if any(len(samples[row]) < 2 for row in weights) or all(len(set(samples[row])) == 1 for row in weights):
         return None
@@ -232,7 +218,7 @@ def rise(samples: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -
     return Rise(_weighted(weights, samples), math.sqrt(variance), variance**2 / spread)
 
 
-def _weighted(weights: Mapping[str, float], samples: Mapping[str, Sequence[float]]) -> float:
+def _weighted(weights: Mapping[str, float], samples: Samples) -> float:
     return sum(weight * float(np.mean(samples[row])) for row, weight in weights.items())
 
 
@@ -268,11 +254,7 @@ def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float | None:
 
 
 def _verdict(
-    claim: Claim,
-    samples: Mapping[str, Sequence[float]],
-    evidence: tuple[float, float] | None,
-    p: float | None,
-    sentences: tuple[float, float] | None,
+    claim: Claim, samples: Samples, evidence: tuple[float, float] | None, p: float | None, sentences: Interval | None
 ) -> tuple[Verdict, str]:
     if evidence is None or p is None:
         short = ", ".join(f"{row} has {len(of) or 'none'}" for row, of in samples.items() if len(of) < 2)
@@ -302,7 +284,7 @@ def _resampled(counts: Counts) -> dict[str, npt.NDArray[np.float64]]:
 
 def _sentence_interval(
     claim: Claim, weights: Mapping[str, float], resampled: Mapping[str, npt.NDArray[np.float64]]
-) -> tuple[float, float] | None:
+) -> Interval | None:
     if claim.metric != "BLEU" or any(row not in resampled for row in weights):
         return None
     effects = np.sum([weight * resampled[row] for row, weight in weights.items()], 0)
@@ -312,9 +294,8 @@ def _sentence_interval(
     return float(low), float(high)
 
 
-def _confirmed(claim: Claim, sentences: tuple[float, float], for_it: bool) -> bool:
-    low, high = sentences
+def _confirmed(claim: Claim, sentences: Interval, for_it: bool) -> bool:
+    (low, high), margin = sentences, claim.margin
     if not claim.equal:
         return low > claim.bound if for_it else high < claim.bound
-    margin = claim.margin
     return -margin < low and high < margin if for_it else low > margin or high < -margin

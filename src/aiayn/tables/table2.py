@@ -2,8 +2,7 @@
 
 import contextlib
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
@@ -17,8 +16,7 @@ from aiayn.tables import table3
 from aiayn.tables.table3 import Line
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """What the paper has of a row: its name, the checkpoints averaged, BLEU by languages, FLOPs."""
 
     name: str

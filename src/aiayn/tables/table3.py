@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import BEYOND, Config, Scale, result_affecting
@@ -32,8 +32,7 @@ DEFINITION = (
 )
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """Mean and sample standard deviation over a row's finished seeds; no deviation of a single one."""
 
     mean: float
@@ -170,18 +169,15 @@ class Table:
 
 
 def table(run: Config, runs: Sequence[Run], rows: Mapping[str, Config] | None = None) -> Table:
-    """The table of `rows`, base first, or of the paper's, with those of `runs` that count.
-
-    These are as their row is now at the scale of `run`, and share with most others what no row says (SHARED). Of two
-    kinds with equally many runs, base's counts.
-    """
+    """The table of `rows`, base first, or of the paper's, with those of `runs` that are as their row is and alike."""
     rows = rows or compose.rows(run.fidelity.name)
     trained = {name: compose.scaled(dataclasses.replace(rows[name], scale=run.scale)) for name in rows}
     own = {name: [found for found in runs if found.experiment == name] for name in rows}
     finished = [(name, found.result) for name in rows for found in own[name] if found.result]
     as_row = [result for name, result in finished if not changed(_claims(trained[name]), result)]
     kinds = Counter(map(_conditions, as_row))
-    most = max(kinds, key=kinds.__getitem__, default=())  # of several the first, and base is the first row
+    # What no row says has to be as in most runs; of several kinds the first, and base is the first row
+    most = max(kinds, key=kinds.__getitem__, default=())
     reference = next((result for result in as_row if _conditions(result) == most), {"config": dataclasses.asdict(run)})
     shared = dict(zip(SHARED, most, strict=False))
     lines = []
