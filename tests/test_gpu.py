@@ -1,11 +1,11 @@
 """What only a GPU can show: its way through attention and the compiled stacks against the CPU's, and exact resume."""
 
+import random
 from collections.abc import Callable
-from typing import Any
 
+import models
 import pytest
 import torch
-from models import SIZES
 from torch import Tensor
 from trained_runs import equal
 
@@ -25,20 +25,14 @@ pytestmark = [
 
 def model(**changes: int) -> Transformer:
     torch.manual_seed(5)
-    sizes = {**SIZES, "d_model": 64, "d_ff": 128, "d_k": 16, "d_v": 32, "dropout": 0.0, **changes}
+    sizes = {**models.SIZES, "d_model": 64, "d_ff": 128, "d_k": 16, "d_v": 32, "dropout": 0.0, **changes}
     return Transformer(**sizes, positions="sinusoids", max_length=101, vocab_size=211)
 
 
 def batch(sentences: int) -> Batch:
-    random = torch.Generator().manual_seed(sentences)
-
-    def side() -> tuple[Tensor, Tensor]:
-        offsets = torch.randint(1, 67, (sentences,), generator=random).cumsum(0)
-        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), offsets))
-        return torch.randint(4, 211, (int(offsets[-1]),), generator=random), offsets
-
-    (source, source_offsets), (target, target_offsets) = side(), side()
-    return Batch(source, target, target.roll(1), source_offsets, target_offsets)
+    draw = random.Random(sentences)
+    sides = [[[draw.randrange(4, 211) for _ in range(draw.randint(1, 66))] for _ in range(sentences)] for _ in range(2)]
+    return models.batch(*sides)
 
 
 def loss_and_gradients(model: Transformer, given: Batch) -> tuple[float, Tensor]:
@@ -79,19 +73,6 @@ def test_in_float32_gpu_and_cpu_agree() -> None:
     assert distance(found_gradients, gradients) < 1e-3
 
 
-def whole_and_resumed(words: list[str], aiayn: Callable[..., object]) -> tuple[Any, Any, Any]:
-    """The state in the middle of a run, at its end, and at its end once more from the middle."""
-    aiayn("train", *words)
-    folder = folders.run_folder(compose.compose_row(*words))
-    last, *_, middle = checkpoint.newest(folder / "checkpoints", 100)
-    load = checkpoint.load
-    states = [load(middle), load(last)]
-    for path in (last, last.with_name(last.name + ".sha256"), folder / "result.json"):
-        path.unlink()
-    aiayn("train", *words)
-    return *states, load(last)
-
-
 # In bf16 torch's variable-length kernel, in float32 its kernels for padded sentences
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
@@ -100,6 +81,12 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     deterministic = ("hardware.deterministic=true", "training.checkpoint_every=3", "model.dropout=0.1")
     computing = ("hardware=gpu", f"hardware.precision={precision}", "hardware.tokens_per_micro_batch=40")
     words = [*toy, *computing, *deterministic]
-    middle, end, again = whole_and_resumed(words, aiayn)
-    assert equal(end, again)
-    assert not equal(middle, end)  # control
+    aiayn("train", *words)
+    folder = folders.run_folder(compose.compose_row(*words))
+    last, *_, middle = checkpoint.newest(folder / "checkpoints", 100)
+    end = checkpoint.load(last)
+    for path in (last, last.with_name(last.name + ".sha256"), folder / "result.json"):
+        path.unlink()
+    aiayn("train", *words)
+    assert equal(end, checkpoint.load(last))
+    assert not equal(checkpoint.load(middle), end)  # control

@@ -2,8 +2,7 @@
 
 import torch
 
-from aiayn.alternatives.scores import AdditiveScores, dot_products
-from aiayn.paper.attention import scaled_dot_products
+from aiayn.alternatives.scores import AdditiveScores
 
 
 def test_additive_scores_have_a_vector_for_each_head() -> None:
@@ -14,9 +13,3 @@ def test_additive_scores_have_a_vector_for_each_head() -> None:
     torch.testing.assert_close(scores(queries, keys), expected)
     torch.testing.assert_close(scores(queries[:, :, -1:], keys), expected[:, :, -1:])
     assert not torch.allclose(scores(queries.flip(1), keys.flip(1)).flip(1), expected)  # control: heads differ
-
-
-def test_dot_products_are_the_paper_s_scores_times_a_root() -> None:
-    queries, keys = torch.randn(2, 3, 7, 16).double(), torch.randn(2, 3, 11, 16).double()
-    torch.testing.assert_close(dot_products(queries, keys), 4 * scaled_dot_products(queries, keys))
-    assert not torch.allclose(dot_products(queries, keys), scaled_dot_products(queries, keys))  # control
