@@ -1,6 +1,5 @@
 """Beside the updates: each recorded once, dev and checkpoints at the right ones, no noise in a log."""
 
-import contextlib
 import json
 import math
 from functools import partial
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from aiayn.core import progress, storage
-from aiayn.core.signals import Interrupted, StopFlag
+from aiayn.core.signals import StopFlag
 from aiayn.runs import checkpoint
 from aiayn.training import callbacks
 from aiayn.training.callbacks import Bar, Dev, Save
@@ -63,40 +62,30 @@ def rows(path) -> list[dict]:
     return [json.loads(line) for line in storage.read_lines(path)]
 
 
-def test_each_update_is_recorded_and_shown_once_in_order(trainer, tmp_path):
-    shown = []
-    record = Record(tmp_path / "metrics.jsonl", 0, shown.append, writes=True)
-    run(trainer, [record], range(LAST))
+@pytest.mark.parametrize("start", [0, 3, 5])
+def test_each_update_is_recorded_and_shown_once_in_order(trainer, tmp_path, start):
+    """A resume cuts the record to its checkpoint and goes on."""
+    path, shown = tmp_path / "metrics.jsonl", []
+    record = Record(path, 0, shown.append, writes=True)
+    run(trainer, [record], range(5))
     record.flush()
-    found = rows(tmp_path / "metrics.jsonl")
+    before = rows(path)
+    assert before == shown
+    with path.open("a") as file:
+        file.write('{"step": 6, "train/lo')
+    record = Record(path, start, lambda row: None, writes=True)
+    assert rows(path) == before[:start]
+    assert record.seconds == (before[start - 1]["seconds"] if start else 0.0)
+    run(trainer, [record], range(start, LAST))
+    record.flush()
+    found = rows(path)
     assert [row["step"] for row in found] == list(range(1, LAST + 1))
-    assert found == shown
     for number, row in enumerate(found):
         assert row["train/loss"] == pytest.approx((26 + number) / 13)
         assert (row["train/nats"], row["train/gradient_norm"], row["train/learning_rate"]) == (1.0, 0.5, 0.25)
         assert (row["source_tokens"], row["target_tokens"]) == (11, 13)
     assert [row["seconds"] for row in found] == sorted(row["seconds"] for row in found)
     assert (record.source_tokens, record.target_tokens) == (11 * LAST, 13 * LAST)
-
-
-@pytest.mark.parametrize("start", [0, 3, 5])
-def test_a_resume_cuts_the_record_to_its_checkpoint_and_goes_on(record, trainer, start):
-    path = record.path
-    run(trainer, [record], range(5))
-    record.flush()
-    seconds = rows(path)
-    with path.open("a") as file:
-        file.write('{"step": 6, "train/lo')
-    record = Record(path, start, lambda row: None, writes=True)
-    assert [row["step"] for row in rows(path)] == list(range(1, start + 1))
-    assert (record.source_tokens, record.target_tokens) == (11 * start, 13 * start)
-    assert record.seconds == (seconds[start - 1]["seconds"] if start else 0.0)
-    run(trainer, [record], range(start, LAST))
-    record.flush()
-    found = rows(path)
-    assert [row["step"] for row in found] == list(range(1, LAST + 1))
-    assert [row["seconds"] for row in found] == sorted(row["seconds"] for row in found)
-    assert record.target_tokens == 13 * LAST
 
 
 def test_device_seconds_add_up_over_sessions(trainer, tmp_path, monkeypatch):
@@ -118,31 +107,18 @@ def test_device_seconds_add_up_over_sessions(trainer, tmp_path, monkeypatch):
     assert 3 * last.seconds != sum(last.device_seconds.values())  # control: nor are they the last session's devices
 
 
-@pytest.mark.parametrize("writes", [True, False])
-def test_a_non_finite_update_is_neither_measured_nor_saved(trainer, tmp_path, writes):
-    """On no rank, so that none waits for another."""
-
+def test_a_non_finite_update_is_neither_measured_nor_saved(record, trainer, tmp_path):
     def wait_for_step():
         raise NonFinite
 
     module = SimpleNamespace(wait_for_step=wait_for_step, ranks=1)
-    record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=writes)
     save = Save(record, tmp_path / "checkpoints", 1, 3, LAST, StopFlag())
     for part in (Dev(record, pytest.fail, 1, LAST), save):
         with pytest.raises(NonFinite):
             part.on_train_batch_end(trainer, module, outputs(0), update(0), 0)
     assert trainer.saved == []
     run(trainer, [record, save], range(1))  # control
-    assert bool(trainer.saved) == writes
-
-
-@pytest.mark.parametrize(("every", "expected"), [(3, [3, 6, 7]), (7, [7]), (100, [7])])
-def test_dev_is_measured_at_its_interval_and_at_the_last_update(record, trainer, tmp_path, every, expected):
-    dev = Dev(record, lambda: (34.0, 17), every, LAST)
-    run(trainer, [record, dev], range(LAST))
-    measured = [row for row in rows(tmp_path / "metrics.jsonl") if "dev/ppl" in row]
-    assert [row["step"] for row in measured] == expected
-    assert all(row["dev/nats"] == 2.0 and row["dev/ppl"] == pytest.approx(math.e**2) for row in measured)
+    assert trainer.saved
 
 
 @pytest.mark.parametrize("nats", [17 * 1e4, math.nan])
@@ -151,43 +127,32 @@ def test_a_non_finite_dev_perplexity_ends_the_run_as_diverged(record, trainer, t
         run(trainer, [record, Dev(record, lambda: (nats, 17), 2, LAST)], range(LAST))
 
 
-@pytest.mark.parametrize(("every", "expected"), [(1, [5, 6, 7]), (3, [3, 6, 7]), (100, [7])])
-def test_checkpoints_come_at_their_interval_and_the_newest_stay(record, trainer, tmp_path, every, expected):
-    run(trainer, [record, Save(record, tmp_path / "checkpoints", every, 3, LAST, StopFlag())], range(LAST))
-    kept = sorted((tmp_path / "checkpoints").glob("*.ckpt"))
-    assert kept == [checkpoint.path_of(tmp_path / "checkpoints", step) for step in expected]
-    assert len(trainer.saved) == len([step for step in range(1, LAST + 1) if step % every == 0 or step == LAST])
+@pytest.mark.parametrize(
+    ("every", "measured", "kept"), [(1, [1, 2, 3, 4, 5, 6, 7], [5, 6, 7]), (3, [3, 6, 7], [3, 6, 7]), (100, [7], [7])]
+)
+def test_dev_and_checkpoints_come_at_their_interval(record, trainer, tmp_path, every, measured, kept):
+    """And at the last update; the newest checkpoints stay."""
+    save = Save(record, tmp_path / "checkpoints", every, 3, LAST, StopFlag())
+    run(trainer, [record, Dev(record, lambda: (34.0, 17), every, LAST), save], range(LAST))
+    found = [row for row in rows(record.path) if "dev/ppl" in row]
+    assert [row["step"] for row in found] == measured
+    assert all(row["dev/nats"] == 2.0 and row["dev/ppl"] == pytest.approx(math.e**2) for row in found)
+    assert trainer.saved == [checkpoint.path_of(save.folder, step) for step in measured]
+    assert sorted(save.folder.glob("*.ckpt")) == [checkpoint.path_of(save.folder, step) for step in kept]
 
 
-@pytest.fixture
-def barriers(monkeypatch, trainer) -> list[int]:
-    """Two ranks: how many checkpoints there were at each barrier."""
-    met = []
+def test_only_rank_0_writes_measures_and_saves(trainer, tmp_path, monkeypatch):
+    """The others wait until a checkpoint is whole."""
+    barriers: list[int] = []  # how many checkpoints there were at each
     monkeypatch.setattr(MODULE, "ranks", 2)
-    monkeypatch.setattr(torch.distributed, "barrier", lambda: met.append(len(trainer.saved)))
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: barriers.append(len(trainer.saved)))
     monkeypatch.setattr(callbacks, "agree", lambda module, step: None)
-    return met
-
-
-def test_a_rank_stops_with_another_once_the_checkpoint_is_whole(record, trainer, tmp_path, monkeypatch, barriers):
-    """One that was asked to stop waits until all know, or it would leave the others in the middle of an update."""
-    stop = StopFlag()
-    save = Save(record, tmp_path / "checkpoints", 100, 3, LAST, stop)
-    stop.asked = "SIGTERM"
-    run(trainer, [record, save], range(2))
-    assert trainer.saved == []
-    stop.asked = ""
-    monkeypatch.setattr(MODULE, "one_wants_to_stop", True)
-    with pytest.raises(Interrupted, match="another rank after update 3"):
-        run(trainer, [record, save], range(2, LAST), starts=False)
-    assert trainer.saved == [checkpoint.path_of(tmp_path / "checkpoints", 3)]
-    assert barriers == [1]
-
-
-def test_only_rank_0_saves(trainer, tmp_path, barriers):
-    for writes in (False, True):
+    for writes, measure in ((False, pytest.fail), (True, lambda: (34.0, 17))):
         record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=writes)
-        run(trainer, [record, Save(record, tmp_path / "checkpoints", 3, 3, LAST, StopFlag())], range(LAST))
+        parts = [record, Dev(record, measure, 1, LAST), Save(record, tmp_path / "run", 3, 3, LAST, StopFlag())]
+        run(trainer, parts, range(LAST))
+        assert record.path.exists() == writes
+        assert record.waiting == []
     assert barriers == [0, 0, 0, 1, 2, 3]
 
 
@@ -197,14 +162,6 @@ def test_rows_are_flushed_now_and_then_but_the_pending_one(record, trainer, monk
     monkeypatch.setattr(callbacks, "FLUSH_SECONDS", 0.0)
     run(trainer, [record], range(2, 4))
     assert [row["step"] for row in rows(record.path)] == [1, 2, 3]  # the last may still prove not to be finite
-
-
-def test_other_ranks_neither_write_nor_measure(trainer, tmp_path):
-    record = Record(tmp_path / "metrics.jsonl", 0, pytest.fail, writes=False)
-    run(trainer, [record, Dev(record, pytest.fail, 1, LAST)], range(LAST))
-    record.flush()
-    assert not record.path.exists()
-    assert record.waiting == []
 
 
 @pytest.mark.parametrize(
@@ -226,8 +183,7 @@ def test_a_record_that_lacks_updates_is_refused_and_not_cut(record, trainer, dam
     assert record.path.read_bytes() == damaged
 
 
-@pytest.mark.parametrize("differ", [False, True])
-def test_ranks_that_hold_different_weights_are_refused(monkeypatch, differ):
+def test_ranks_that_hold_different_weights_are_refused(monkeypatch):
     """One bit of one weight of another rank is enough."""
     module, digests = torch.nn.Linear(3, 5), []
 
@@ -237,12 +193,12 @@ def test_ranks_that_hold_different_weights_are_refused(monkeypatch, differ):
 
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-    callbacks.agree(module, 1)
-    if differ:
-        with torch.no_grad():
-            module.weight[2, 1] = torch.nextafter(module.weight[2, 1], torch.tensor(9.0))
-    with pytest.raises(RuntimeError, match="after update 2 the ranks hold") if differ else contextlib.nullcontext():
-        callbacks.agree(module, 2)
+    for step in (1, 2):  # control: equal weights
+        callbacks.agree(module, step)
+    with torch.no_grad():
+        module.weight[2, 1] = torch.nextafter(module.weight[2, 1], torch.tensor(9.0))
+    with pytest.raises(RuntimeError, match="after update 3 the ranks hold"):
+        callbacks.agree(module, 3)
 
 
 def test_the_log_shows_pace_and_time_left_of_this_session(record, trainer, capsys, monkeypatch):

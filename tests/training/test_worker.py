@@ -10,7 +10,7 @@ import pytest
 from aiayn.config import compose
 from aiayn.core import exit_codes, storage
 from aiayn.runs import records
-from aiayn.training import train, worker
+from aiayn.training import worker
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
@@ -21,13 +21,6 @@ def test_a_worker_without_parent_ends_before_it_imports_torch(tmp_path):
     assert "aiayn.core.signals" in done.stderr  # control: imports are told
     assert "torch" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("code", [exit_codes.DONE, exit_codes.INTERRUPTED, exit_codes.STORAGE])
-def test_a_worker_returns_the_code_of_its_run(tmp_path, monkeypatch, code):
-    monkeypatch.delenv("AIAYN_PARENT", raising=False)
-    monkeypatch.setattr(train, "main", lambda folder: code if folder == tmp_path else None)
-    assert worker.main(tmp_path) == code
 
 
 def test_a_folder_whose_config_is_damaged_is_one_line_and_code_2(toy_run, tmp_path, monkeypatch):
