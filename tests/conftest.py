@@ -2,18 +2,14 @@
 
 import copy
 import dataclasses
-import fcntl
+import io
 import os
-import pty
 import random
 import re
-import struct
 import subprocess
 import sys
-import termios
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -164,29 +160,15 @@ def finished(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> lis
     return overrides
 
 
-class Terminal:
-    """A real terminal of 120 columns: the end where a program writes, and what has come out at the other."""
+class Terminal(io.StringIO):
+    """A terminal, as far as a program can ask, and what it shows."""
 
-    def __init__(self) -> None:
-        self.controller, program = pty.openpty()
-        fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        self.stream = os.fdopen(program, "w")
-        self.seen = b""
-        self.reader = threading.Thread(target=self._keep)
-        self.reader.start()
+    def isatty(self) -> bool:
+        return True
 
-    def _keep(self) -> None:
-        # Until the program's end is closed, which Linux tells by an error
-        with suppress(OSError):
-            while more := os.read(self.controller, 65536):
-                self.seen += more
-
-    def read(self) -> str:
-        """All that was written, without its colours; nothing can be written after it."""
-        self.stream.close()
-        self.reader.join()
-        os.close(self.controller)
-        return re.sub(r"\x1b\[[\d;]*m", "", self.seen.decode())
+    def read(self, size: int | None = -1) -> str:
+        """All that was written, without its colours."""
+        return re.sub(r"\x1b\[[\d;]*m", "", self.getvalue())
 
 
 @pytest.fixture
@@ -194,22 +176,17 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Terminal]
     """Makes standard error a terminal, as where somebody watches; to be called in the test, since pytest takes it."""
     from aiayn.core import progress
 
-    made: list[Terminal] = []
-
     def make() -> Terminal:
-        made.append(Terminal())
-        for name, value in (("TERM", "xterm"), ("CI", "")):
+        for name, value in (("TERM", "xterm"), ("CI", ""), ("COLUMNS", "120")):
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("FORCE_COLOR", raising=False)
         progress._console.cache_clear()
-        monkeypatch.setattr(sys, "stderr", made[0].stream)
-        return made[0]
+        screen = Terminal()
+        monkeypatch.setattr(sys, "stderr", screen)
+        return screen
 
     yield make
     progress._console.cache_clear()
-    for open_still in made:
-        if not open_still.stream.closed:
-            open_still.read()
 
 
 class Server(ThreadingHTTPServer):
