@@ -11,6 +11,7 @@ import pytest
 
 from aiayn.config import compose, folders
 from aiayn.core import storage
+from aiayn.core.signals import StopFlag
 from aiayn.cost import flops
 from aiayn.data.dataset import Dataset
 from aiayn.data.update_plan import training_plan
@@ -21,15 +22,13 @@ from aiayn.training import train
 @pytest.fixture(scope="module")
 def trained(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Overrides of base and big, trained for 10 and 30 updates, every one of which is kept."""
-    from conftest import handlers_restored
-
     small = ("scale=smoke", "scale.steps=0.0001", "training.keep_checkpoints=20", "wandb.mode=disabled")
     overrides = [*digits, *small, f"output={tmp_path_factory.mktemp('table2')}/runs"]
     for name in table2.PAPER:
         run = compose.compose_row(*overrides, f"experiment={name}")
         folder = folders.run_folder(run)
         storage.write_text(folder / "config.yaml", compose.to_yaml(run))
-        with handlers_restored():
+        with StopFlag():
             train.train(run, folder)
     yield overrides
     shutil.rmtree(run.output)
