@@ -9,13 +9,6 @@ from aiayn.data.sentencepiece_bpe import Tokenizer
 from tests.data.small_corpus import prepare_here
 
 
-def test_lengths_count_eos(prepared) -> None:
-    pairs = prepared.pairs("dev")
-    expected = [len(ids) + 1 for ids in prepared.tokenizer.encode(prepared.texts("dev", "target"))]
-    assert pairs.target_lengths[:].tolist() == expected
-    assert pairs.source_lengths[:].sum() == len(pairs.source_ids)
-
-
 def test_a_foreign_tokenizer_never_reaches_sentencepiece(copy, text, monkeypatch) -> None:
     read: list[object] = []
     monkeypatch.setattr(sentencepiece, "SentencePieceProcessor", lambda **what: read.append(what))

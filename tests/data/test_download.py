@@ -73,7 +73,7 @@ def test_a_file_comes_whole_under_its_name_and_is_asked_for_once(server, remote,
 
 
 def test_the_next_command_resumes_what_one_left(server, remote, tmp_path):
-    server.faults = [ends_early] + [status(503)] * (download.ATTEMPTS - 1)
+    server.faults = [ends_early, status(429)] + [status(503)] * (download.ATTEMPTS - 2)
     with pytest.raises(download.Unavailable, match=r"failed 8 times, at last with: 503 .*what came is kept"):
         fetch(remote, tmp_path)
     assert download.missing_bytes(remote, tmp_path) == len(CONTENT) - 50_021
@@ -81,16 +81,6 @@ def test_the_next_command_resumes_what_one_left(server, remote, tmp_path):
     assert fetch(remote, tmp_path).read_bytes() == CONTENT
     assert server.asked[-1] == (NAME, "bytes=50021-")
     assert download.missing_bytes(remote, tmp_path) == 0
-
-
-def test_a_busy_server_is_asked_again_but_not_one_that_refuses(server, remote, tmp_path):
-    server.faults = [status(404)]
-    with pytest.raises(download.Unavailable, match="the server answers 404"):
-        fetch(remote, tmp_path)
-    assert len(server.asked) == 1
-    server.faults = [status(429), ends_early, status(503)]
-    assert fetch(remote, tmp_path).read_bytes() == CONTENT
-    assert [wanted for _, wanted in server.asked[1:]] == [None, None, "bytes=50021-", "bytes=50021-"]
 
 
 def test_a_signal_ends_a_download_while_the_server_is_silent(server, remote, tmp_path):

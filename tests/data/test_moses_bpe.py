@@ -61,10 +61,9 @@ def test_a_line_is_split_as_subword_nmt_splits_its_moses_tokens(tokenizer, model
 
 
 def test_every_subword_is_known_and_ids_go_by_frequency(tokenizer):
-    counts = np.zeros(tokenizer.vocab_size, int)
-    for side in ("source", "target"):
-        ids = tokenizer.encode([pair[side == "target"] for pair in PAIRS], side)
-        np.add.at(counts, np.concatenate(ids), 1)
+    sides = zip(zip(*PAIRS, strict=True), ("source", "target"), strict=True)
+    ids = [ids for lines, side in sides for ids in tokenizer.encode(lines, side)]
+    counts = np.bincount(np.concatenate(ids), minlength=tokenizer.vocab_size)
     assert counts[UNK] == 0
     assert list(counts[4:]) == sorted(counts[4:], reverse=True)
     assert counts[-1] > 0

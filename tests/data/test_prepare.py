@@ -58,8 +58,6 @@ def test_the_verses_are_prepared_whole_and_to_the_same_bytes(tmp_path):
 def test_own_text_under_the_name_of_a_downloaded_corpus_is_taken(run):
     prepare.check(with_files(run, name="wmt14_en_de"))
     prepare.check(compose.compose_row("data=wmt14_en_de"))  # to be downloaded
-    with pytest.raises(compose.ConfigError, match=r"data\.train_source='nowhere': no such file"):
-        prepare.check(with_files(run, name="wmt14_en_de", train_source="nowhere"))
 
 
 @pytest.mark.slow
@@ -91,7 +89,6 @@ def command_at_work(words: list[str], folder: Path, until: str) -> subprocess.Po
     command = [sys.executable, "-m", "aiayn", *words]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, process_group=0)
-    assert process.stdout is not None
     while until not in (line := process.stdout.readline()):
         assert line, process.communicate()
     return process

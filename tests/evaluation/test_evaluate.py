@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from aiayn.config import compose, folders, schema
 from aiayn.data.sentencepiece_bpe import EOS
 from aiayn.data.update_plan import gather
-from aiayn.evaluation import evaluate, translate
+from aiayn.evaluation import evaluate
 from aiayn.runs import checkpoint
 from aiayn.runs.models import trained
 from aiayn.tables import table2
@@ -29,23 +30,19 @@ def run(finished, tmp_path) -> compose.Config:
 
 def test_the_nats_are_those_of_each_sentence_alone(run):
     model, dataset, _ = trained(run)
-    pairs, asked = dataset.pairs("dev"), []
+    pairs, asked = dataset.pairs("dev"), list[int]()
     expected = 0.0  # one sentence at a time, through the whole softmax, in a plain sum
     for sentence in range(len(pairs)):
         batch = gather(pairs, np.array([sentence]))
         expected -= model.double()(batch).log_softmax(1)[range(len(batch.target)), batch.target].sum().item()
     model.train()  # measuring leaves that as it is, and drops nothing
     for tokens_per_batch in (1, 17, 100_000):
-        asked.append(0)
-
-        def check():
-            asked[-1] += 1
-
+        check = partial(asked.append, tokens_per_batch)  # before each batch
         nats, tokens = evaluate.teacher_forced_nats(model, pairs, tokens_per_batch, check)
         assert nats == pytest.approx(expected, rel=1e-12)
         assert tokens == len(pairs.target_ids)
     assert model.training
-    assert asked[0] == len(pairs) > asked[1] > asked[2] == 1  # before each batch
+    assert asked.count(1) == len(pairs) > asked.count(17) > asked.count(100_000) == 1
     other, _ = evaluate.teacher_forced_nats(model, dataset.pairs("test"), 100_000)
     assert other != pytest.approx(expected, rel=1e-3)  # control
 
@@ -94,7 +91,6 @@ def test_averaging_is_the_mean_of_the_weights(run):
 
 
 REFUSED = {
-    "never trained": ({"seed": 2}, {}, r"experiment=base: nothing is trained in .*seed2"),
     "of other values": ({}, {"scale": {"width": 3.0}}, r"scale\.width=3.0: .* holds a run with scale\.width=1.0"),
     "keeps too few": ({"average": 4}, {"training": {"keep_checkpoints": 3}}, r"average=4: .* only 3; train with train"),
     "too short": ({"average": 4}, {"training": {"keep_checkpoints": 5}}, r"average=4: .* only 3; train longer, or"),
@@ -130,8 +126,7 @@ def test_another_beam_search_finds_the_row_s_run(run, capsys):
     assert not folders.run_folder(greedy).exists()
 
 
-@pytest.mark.parametrize("command", ["evaluate", "translate"])
-def test_a_translation_may_be_longer_by_max_extra(run, monkeypatch, command):
+def test_a_translation_may_be_longer_by_max_extra(run, monkeypatch):
     model, dataset, _ = trained(run)
     norm, eos = model.decoder[-1].after_feed_forward.norm, model.embedding.weight[EOS]
     with torch.no_grad():  # the end is the least probable token everywhere
@@ -145,13 +140,9 @@ def test_a_translation_may_be_longer_by_max_extra(run, monkeypatch, command):
         found.extend(len(hypothesis.ids) - len(source) for source, hypothesis in zip(sources, hypotheses, strict=True))
         return hypotheses
 
-    for module in (evaluate, translate):
-        monkeypatch.setattr(module, "search", watched)
+    monkeypatch.setattr(evaluate, "search", watched)
     for extra in (3, 11):
         found.clear()
         decoding = dataclasses.replace(run.decoding, max_extra=extra)
-        if command == "evaluate":
-            evaluate.evaluate(model, dataset, "dev", dataclasses.replace(run, decoding=decoding))
-        else:
-            list(translate.translate(model, dataset, decoding, run.hardware, [b"1 2 3\n", b"4 5\n"], pytest.fail))
+        evaluate.evaluate(model, dataset, "dev", dataclasses.replace(run, decoding=decoding))
         assert set(found) == {extra + 1}  # both sides are counted with their ends, and no translation has one

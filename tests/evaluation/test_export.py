@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +114,13 @@ def test_an_exported_run_is_ours_to_the_bit_and_the_word(finished, tmp_path, for
     model, dataset, folder = trained(run)
     folder = folder / f"export-{format}"
     if format == "safetensors":
-        assert_loads(model, folder, **storage.json.loads((folder / "aiayn.json").read_text()))
+        from safetensors.torch import load_file
+
+        again = transformer(**storage.json.loads((folder / "aiayn.json").read_text()))
+        assert not torch.equal(again.embedding.weight, model.embedding.weight)  # control
+        again.load_state_dict(load_file(folder / "model.safetensors"))
+        for (name, there), ours in zip(again.state_dict().items(), model.state_dict().values(), strict=True):
+            assert torch.equal(there, ours), name
         return
     tokenizer = Tokenizer(folder / "tokenizer.model")
     ids = tokenizer.encode(dataset.texts("dev", "source"))
@@ -124,25 +129,6 @@ def test_an_exported_run_is_ours_to_the_bit_and_the_word(finished, tmp_path, for
     # Their limit knows no source length
     assert translated(folder, sources, tokenizer.subwords, 1, 50) == [hypothesis.ids[:50] for hypothesis in expected]
     assert sum(hypothesis.finished for hypothesis in expected) > 20
-
-
-def assert_loads(model: Transformer, folder: Path, **sizes: Any) -> None:
-    from safetensors.torch import load_file
-
-    again = transformer(**sizes)
-    assert not torch.equal(again.embedding.weight, model.embedding.weight)  # control
-    again.load_state_dict(load_file(folder / "model.safetensors"))
-    for (name, there), ours in zip(again.state_dict().items(), model.state_dict().values(), strict=True):
-        assert torch.equal(there, ours), name
-
-
-@pytest.mark.parametrize("name", ["f_relative_positions", "f_additive", "f_no_residual_positions"])
-def test_safetensors_hold_parts_from_beyond_table_3(name, tmp_path):
-    pytest.importorskip("safetensors", reason="needs the extra: pip install -e '.[export]'")
-    sizes = {**dataclasses.asdict(smoke(name).model), "max_length": 11, "vocab_size": VOCABULARY}
-    model = transformer(**sizes)
-    export.export(model, SUBWORDS, "safetensors", tmp_path)
-    assert_loads(model, tmp_path, **sizes)
 
 
 REFUSED = {

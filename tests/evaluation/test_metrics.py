@@ -66,7 +66,6 @@ def test_perplexity_and_bits_of_uniform_and_diverged_models() -> None:
         ("de", "Rich-Text-Format", "Rich ##AT##-##AT## Text ##AT##-##AT## Format"),
         # The search goes on behind a match: a single letter between two hyphens is split once, as in the authors' Perl
         ("de", "a-b-c", "a ##AT##-##AT## b-c"),
-        ("de", "ein- oder aus", "ein- oder aus"),
         ("de", "##AT##", "# # AT # #"),
         ("fr", "Aujourd'hui, dit-il : « a-b ».", "Aujourd' hui , dit-il : « a-b » ."),  # compounds stay
     ],
@@ -134,8 +133,6 @@ def test_a_perfect_translation_scores_100_and_empty_ones_0() -> None:
     empty = bleu([""] * 3, REFERENCES[:3], "de")
     assert empty.bleu == {"paper": 0.0, "sacrebleu": 0.0, "intl": 0.0}
     assert empty.bleu_ci95 == [0.0, 0.0]
-    one = bleu(HYPOTHESES[:1], REFERENCES[:1], "de")
-    assert one.bleu_ci95 == pytest.approx([one.bleu["sacrebleu"]] * 2, rel=1e-12)
 
 
 @pytest.mark.parametrize(("hypotheses", "references"), [(2, 1), (0, 3), (0, 0)])

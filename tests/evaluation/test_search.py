@@ -1,6 +1,7 @@
 """Searches of many sentences: all of them, in order, in batches within their limit, with the bits of one thread."""
 
 import dataclasses
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_model import BOS, EOS, Table, TableDecoding, assert_same
-from torch import Tensor
+from table_model import BOS, EOS, Table, assert_same
 
 from aiayn.config import compose
 from aiayn.evaluation import search
@@ -21,13 +21,19 @@ OPTIONS: dict[str, Any] = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5
 
 @given(lengths=st.lists(st.integers(0, 11), max_size=17), tokens_per_batch=st.integers(1, 200))
 @settings(max_examples=50, deadline=None)
-def test_translations_come_back_in_order_for_any_batches(lengths: list[int], tokens_per_batch: int) -> None:
+def test_translations_come_back_in_order_from_full_batches(lengths: list[int], tokens_per_batch: int) -> None:
     random = np.random.default_rng(0)
     sources = [random.integers(4, 13, size=length).astype(np.int32) for length in lengths]
-    model, counted = Table(vocab_size=13), list[int]()
+    model, counted, batches = Table(vocab_size=13), list[int](), list[list[int]]()
+    start = model.start
+    model.start = lambda source, offsets: batches.append(offsets.diff().tolist()) or start(source, offsets)
     ours = search.translate_ids(model, sources, tokens_per_batch=tokens_per_batch, done=counted.append, **OPTIONS)
     assert sum(counted) == len(sources)
     assert 0 not in counted
+    # Longest first, EOS counted, as many as fit and at least one
+    assert [*chain(*batches)] == sorted((length + 1 for length in lengths if length), reverse=True)
+    assert all(len(batch) == 1 or len(batch) * batch[0] <= tokens_per_batch for batch in batches)
+    assert all((len(batch) + 1) * batch[0] > tokens_per_batch for batch in batches[:-1])
     for source, hypothesis in zip(sources, ours, strict=True):
         if len(source):
             ids = torch.tensor([*source.tolist(), EOS])
@@ -35,23 +41,6 @@ def test_translations_come_back_in_order_for_any_batches(lengths: list[int], tok
             assert_same(hypothesis, alone, tolerance=1e-12)
         else:
             assert hypothesis == Hypothesis([], 0.0, 0.0, finished=True)
-
-
-def test_no_batch_of_several_sentences_exceeds_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [np.full(length, 5, dtype=np.uint16) for length in (3, 19, 2, 7, 0, 5, 5, 1, 1, 1)]
-    batches: list[list[int]] = []
-    start = Table.start
-
-    def spy(model: Table, source: Tensor, source_offsets: Tensor) -> TableDecoding:
-        assert source[source_offsets[1:] - 1].eq(EOS).all()
-        batches.append(source_offsets.diff().tolist())
-        return start(model, source, source_offsets)
-
-    monkeypatch.setattr(Table, "start", spy)
-    for tokens_per_batch, expected in ((23, [[20], [8, 6], [6, 4, 3], [2, 2, 2]]), (1, [[20], [8], [6], [6]])):
-        batches.clear()
-        search.translate_ids(Table(vocab_size=13), sources, tokens_per_batch=tokens_per_batch, **OPTIONS)
-        assert batches[:4] == expected
 
 
 @pytest.fixture

@@ -44,7 +44,6 @@ def test_a_line_is_translated_alike_alone_and_among_others(model, monkeypatch):
     lines = [b"1 2 3", b"", b"7", b"9 8 7 6 5", b"4 4", b"1 2 3", b"0 1 0"]
     together = translations(model, b"\n".join(lines))
     assert [line for text in lines for line in translations(model, text + b"\n")] == together
-    assert together[0] == together[5]
     monkeypatch.setattr(translate, "LINES_AT_ONCE", 2)
     assert translations(model, b"\n".join(lines)) == together
     assert len(set(together)) > 2  # control: not always the same

@@ -38,13 +38,13 @@ def teacher_forced(model: LogProbabilities, source: Sequence[int], tokens: Seque
 
 
 def slow_search(model: LogProbabilities, source: Sequence[int], width: int, alpha: float, extra: int) -> Hypothesis:
-    """The algorithm as written down: one sentence, lists, no cache, never stopping before the limit."""
+    """The algorithm as written down: one sentence, lists, no cache, no early stop; of width 1 greedy."""
     alive, finished = [(0.0, [])], []
     for _ in range(len(source) + extra):
         candidates: list[tuple[float, list[int]]] = []
         for log_probability, ids in alive:
             candidates += [(log_probability + p, [*ids, token]) for token, p in enumerate(model(source, ids))]
-        candidates = sorted(candidates, reverse=True)[: 2 * width]
+        candidates = sorted(candidates, reverse=True)[: 2 * width if width > 1 else 1]
         finished += [(penalised(p, len(ids), alpha), p, ids) for p, ids in candidates if ids[-1] == EOS]
         alive = [candidate for candidate in candidates if candidate[1][-1] != EOS][:width]
     if not finished:
@@ -70,20 +70,10 @@ def test_a_wide_beam_finds_what_enumeration_finds(alpha: float) -> None:
     assert beaten  # control: a narrow beam does not find it
 
 
-def test_beam_1_is_greedy() -> None:
-    for model in (Table(vocab_size=17, seed=seed, eos_bias=2.0) for seed in range(7)):
-        for source, ours in zip(SOURCES, search(model, SOURCES, 1, 0.6, 5), strict=True):
-            ids: list[int] = []
-            while len(ids) < len(source) + 5 and EOS not in ids:
-                scores = model.log_probabilities(source, ids)
-                ids.append(scores.index(max(scores)))
-            assert ours.ids + [EOS] * ours.finished == ids
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-@pytest.mark.parametrize(("beam_size", "vocab_size"), [(2, 13), (7, 13), (31, 4)])
+@pytest.mark.parametrize(("beam_size", "vocab_size"), [(1, 17), (2, 13), (7, 13), (31, 4)])
 def test_the_search_equals_a_slow_one(beam_size: int, vocab_size: int, alpha: float) -> None:
-    for seed, eos_bias in itertools.product(range(3), (-3.0, 1.0, 4.0)):
+    for seed, eos_bias in itertools.product(range(3), (-30.0, -3.0, 1.0, 4.0)):
         model = Table(vocab_size, seed, eos_bias)
         for source, ours in zip(SOURCES, search(model, SOURCES, beam_size, alpha, 5), strict=True):
             assert_same(ours, slow_search(model.log_probabilities, source, beam_size, alpha, 5))
@@ -115,17 +105,6 @@ def test_stopping_early_changes_nothing_but_the_work(monkeypatch: pytest.MonkeyP
     wrong, wrong_work = outputs()
     assert wrong != full
     assert wrong_work < early_work
-
-
-def test_without_eos_each_output_runs_to_its_limit() -> None:
-    model = Table(vocab_size=13, eos_bias=-1e9)
-    for source, ours in zip(SOURCES, search(model, SOURCES, 4, 0.6, 2), strict=True):
-        assert len(ours.ids) == len(source) + 2
-        assert_same(ours, slow_search(model.log_probabilities, source, 4, 0.6, 2))
-    assert model.steps == max(map(len, SOURCES)) + 2
-    at_once = Table(vocab_size=13, eos_bias=1e3)
-    assert search(at_once, SOURCES, 4, 0.6, 50) == [Hypothesis([], 0.0, 0.0, finished=True)] * len(SOURCES)
-    assert at_once.steps == 1
 
 
 def test_the_transformers_search_equals_the_slow_one() -> None:

@@ -99,11 +99,3 @@ def test_keys_and_masks_never_change() -> None:
     mask = kept(0.5, bits(3, 5, "target", 1, first=7, tokens=4))
     assert ["".join("01"[int(bit)] for bit in row) for row in mask[:, :12]] == MASK
     assert not torch.equal(layer_keys(1, 23, "source", 1), layer_keys(12, 3, "source", 1))
-
-
-def test_nothing_is_dropped_in_evaluation_or_at_zero() -> None:
-    x = torch.randn(7, 11)
-    assert Dropout(0.0)(x) is x
-    assert Dropout(0.9).eval()(x) is x
-    with pytest.raises(AssertionError, match="seed and update"):
-        Dropout(0.9)(x)
