@@ -10,23 +10,26 @@ from aiayn.config import checks, compose, schema
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("experiment=s_rnn model.num_heads=4", "model.num_heads=4: not for model.kind=rnn; use model.num_heads=0, or "),
         ("model.kind=rnn", "model.positions=sinusoids: not for model.kind=rnn; use model.positions=none, or exp"),
         ("model.num_heads=0", "model.num_heads=0: must be at least 1 with model.kind=transformer"),
         ("model.positions=relative model.scores=additive", "model.scores=additive: .* use scaled"),
         ("experiment=f_no_positions model.residual=positions", "model.residual=positions: .* use model.positions=sin"),
         ("bench.neighbourhood=64", "^bench.neighbourhood=64: must be odd"),
         ("bench.d_model=100", "^bench.d_model=100: must be a multiple of 64"),
-        ("bench.kind=layer", "^bench.kind='layer': must be one of .*layers$"),
+        ("bench.output=figures.md", r"^bench.output=figures.md: .*\.json"),
         ("model.positions=true", "model.positions='True': must be one of sinusoids"),
-        (
-            "experiment=s_rnn_attention fidelity=released_code",
-            "fidelity.sinusoids=halves: .* with model.kind=rnn_attention use fidelity=paper",
-        ),
         ("experiment=s_rnn fidelity.zero_start=true", "fidelity.zero_start=true: .* use fidelity=paper"),
+        ("model.dropout=1.0", "model.dropout=1.0: .* below 1"),
+        (f"training.max_steps=1{'0' * 400}", r"training.max_steps.* at most 1e\+12"),
+        ("model.d_model=517", "model.d_model=129: must be even"),
+        ("training.tokens_per_update=100", "training.tokens_per_update=.* data.max_length"),
+        ("+model.num_layer=3", r"model.num_layer.* did you mean model.num_layers\?"),
+        ("hardware.compile=true", "hardware.compile=true: must be false on a CPU"),
+        ("output=2024_11_23", "output=20241123.* must be text"),
+        ("data.test_target=mine.de", r"data.test_target=mine.de: .* data.train_source.*\(data=files\)"),
     ],
 )
-def test_a_part_that_does_not_suit_is_one_line(words, line):
+def test_a_wrong_value_is_one_line_with_key_value_and_remedy(words, line):
     with pytest.raises(schema.ConfigError, match=line) as caught:
         compose.compose_row(*words.split())
     assert "\n" not in str(caught.value)

@@ -187,27 +187,6 @@ def test_each_row_beyond_table_3_differs_from_base_in_its_part():
     assert all(row.model.in_table3 and row.published == schema.Published() for row in compose.rows().values())
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("model.dropout=1.0", ("model.dropout", "1.0", "below 1")),
-        ("model.d_model=517", ("model.d_model", "129", "even")),
-        ("training.tokens_per_update=100", ("training.tokens_per_update", "data.max_length")),
-        ("+model.num_layer=3", ("model.num_layer", "did you mean model.num_layers?")),
-        ("hardware.compile=true", ("hardware.compile", "true", "false on a CPU")),
-        ("output=2024_11_23", ("output=20241123", "must be text")),
-        (f"training.max_steps=1{'0' * 400}", ("training.max_steps", "at most 1e+12")),
-        ("data.test_target=mine.de", ("data.test_target=mine.de", "data.train_source", "data=files")),
-        ("bench.output=figures.md", ("bench.output=figures.md", ".json")),
-    ],
-)
-def test_a_wrong_value_is_one_line_with_key_value_and_remedy(override, words):
-    with pytest.raises(ConfigError) as caught:
-        compose_row(override)
-    assert all(word in str(caught.value) for word in words)
-    assert "\n" not in str(caught.value)
-
-
 def test_no_value_stands_twice_in_conf_and_experiments():
     base = OmegaConf.create(compose.read_folder("conf")["config"])
     for name, row in compose.read_folder("experiments").items():

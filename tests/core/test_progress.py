@@ -60,17 +60,6 @@ def test_of_a_stage_the_first_and_the_last_message_are_printed(capsys):
     assert capsys.readouterr() == ("".join(f"prepare: {line}\n" for line in said), "")
 
 
-def test_printed_lines_go_into_the_pipe_beside_bars(terminal, capsys):
-    screen = terminal()
-    with progress.stages("prepare") as report, progress.counted("inside", 3, "lines") as done:
-        report("to be kept")
-        done(3)
-    assert capsys.readouterr().out == "prepare: to be kept\n"
-    seen = screen.read()
-    assert "inside" in seen
-    assert "prepare: to be kept" in seen  # beside the clock
-
-
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("command", ["prepare", "evaluate", "report", "train"])
 @pytest.mark.parametrize("where", ["terminal", "log"])

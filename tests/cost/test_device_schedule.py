@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiayn.config import compose
 from aiayn.cost import device_schedule
 
 
@@ -53,3 +54,5 @@ def test_a_long_row_gets_devices_while_the_whole_ends_sooner() -> None:
         assert {turn.name: len(turn.devices) for turn in turns} == {"row0": expected, "row1": 1, "row2": 1}
     assert [len(turn.devices) for turn in device_schedule.best_schedule(rows_of([60]), 1, 4, 4)] == [4]
     assert device_schedule.best_schedule({}, 1, 4, 4) == []
+    asked = [compose.compose_row(f"hardware={kind}", "hardware.devices=2").hardware for kind in ("cpu", "gpu")]
+    assert [device_schedule.most_of_one(hardware, 8) for hardware in asked] == [2, 8]

@@ -264,14 +264,3 @@ def test_real_workers_beside_a_failure_have_the_bits_alone(finished, aiayn_in, t
     )
     assert equal(alone, together)
     assert not equal(together, other)  # control: another seed
-
-
-@pytest.mark.parametrize(
-    ("point", "words"), [("seed=1,2,-3", "seed=-3"), ("hardware=cpu,gpu", "hardware.accelerator=cpu and gpu")]
-)
-def test_a_mistake_in_the_last_point_is_refused_at_once(aiayn, tmp_path, point, words):
-    printed = aiayn("train", "-m", "wandb.mode=disabled", point, code=2)
-    assert printed.stdout == ""
-    assert len(printed.stderr.splitlines()) == 1
-    assert words in printed.stderr
-    assert list(tmp_path.iterdir()) == []
