@@ -64,7 +64,6 @@ def test_rows_that_train_as_they_should_fulfil_every_criterion(printed):
 @pytest.mark.parametrize(
     ("row", "changed", "column"),
     [
-        ("c_n8", {"epochs": 14.9}, "epochs"),
         ("c_n8", {"epochs": 40.1}, "epochs"),
         ("b_dk16", {"before": 10.3}, "fall %"),
         ("c_n8", {"nats": lambda step: 7.0 - 5 * max(0, step - 700) / 300}, "start"),

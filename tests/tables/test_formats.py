@@ -86,15 +86,6 @@ def csv_rows(made: Table) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(render(made, "csv"))))
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_format_has_all_rows_scale_data_and_seeds(form: str) -> None:
-    text = render(table(seeds=(1, 3)), form, wide()).replace("\\_", "_")
-    found = re.findall(rf"^(?:\|)? ?({'|'.join(sorted(ROWS, key=len, reverse=True))})\b", text, re.MULTILINE)
-    assert tuple(found) == ROWS
-    words = ("mini", "tiny", "1 3") if form == "csv" else ("Scale mini", "on tiny ", "Seeds: 1, 3")
-    assert all(word in text for word in (*words, f"{command('mini').scale.width}"))
-
-
 def test_other_precision_or_data_settings_are_told() -> None:
     half = compose.compose_row("scale=mini", "hardware.precision=bf16-mixed")
     assert "on tiny.bf16 " in render(table3.table(half, []), "md")
@@ -108,9 +99,8 @@ def test_other_precision_or_data_settings_are_told() -> None:
 
 def test_only_base_and_the_cells_that_differ_are_printed() -> None:
     symbols = ("N", "d_model", "d_ff", "h", "d_k", "d_v", "P_drop", "ε_ls", "steps")
-    printed = {
-        row["row"]: {name: row[name] for name in symbols if row[name]} for row in markdown_rows(render(table(), "md"))
-    }
+    rows = markdown_rows(render(table(), "md"))
+    printed = {row["row"]: {name: row[name] for name in symbols if row[name]} for row in rows}
     assert [*printed["base"].values()] == ["6", "512", "2048", "8", "64", "64", "0.1", "0.1", "100K"]
     assert printed["a_h1"] == {"h": "1", "d_k": "512", "d_v": "512"}
     assert printed["d_smoothing02"] == {"ε_ls": "0.2"}
@@ -130,8 +120,7 @@ def test_at_paper_scale_diff_is_ours_minus_the_papers() -> None:
 
 
 def test_at_another_scale_effects_are_compared() -> None:
-    rows = markdown_rows(render(table(ppl=lambda row, seed: 10 * row.paper.ppl), "md"))
-    base, first = rows[0], rows[1]
+    base, first, *_ = markdown_rows(render(table(ppl=lambda row, seed: 10 * row.paper.ppl), "md"))
     assert (base["PPL Δ paper"], base["PPL Δ ours"]) == ("", "")
     assert (first["PPL Δ paper"], first["PPL Δ ours"]) == ("+0.37", "+3.70")
     assert (first["BLEU Δ paper"], first["BLEU Δ ours"]) == ("−0.9", "−0.9")
@@ -146,16 +135,18 @@ UNFINISHED = (
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_unfinished_rows_appear_with_their_cause(form: str) -> None:
+def test_every_format_has_all_rows_and_the_cause_of_gaps(form: str) -> None:
     stale = finished("a_h16", command("small"), 1, 5.0, 20.0)
-    text = render(table(instead=[*UNFINISHED, stale]), form, wide()).replace("\\_", "_")
+    text = render(table(seeds=(1, 3), instead=[*UNFINISHED, stale]), form, wide()).replace("\\_", "_")
+    found = re.findall(rf"^(?:\|)? ?({'|'.join(sorted(ROWS, key=len, reverse=True))})\b", text, re.MULTILINE)
+    assert tuple(found) == ROWS
+    words = ("mini", "tiny", "1 3") if form == "csv" else ("Scale mini", "on tiny ", "Seeds: 1, 3", "16 of 20 rows")
+    assert all(word in text for word in (*words, f"{command('mini').scale.width}"))
     for name, status in (("a_h4", "failed"), ("c_n8", "half-done"), ("big", "missing"), ("a_h16", "stale")):
         assert re.search(rf"(?m)^\|? ?{name}\b.*{status}", text)
     assert "loss is not finite at update 17 (exit code 3)" in text
     assert f"5 of {round(100_000 * command('mini').scale.steps):,} updates" in text
     assert re.search(r"(model|training)\.\w+ was \d+, is \d+, and \d+ more: delete its folder", text)
-    if form != "csv":
-        assert "16 of 20 rows finished" in text
 
 
 def hostile() -> Table:
@@ -167,8 +158,7 @@ def hostile() -> Table:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_hostile_causes_leave_no_control_character(form: str) -> None:
-    made = dataclasses.replace(hostile(), data="tiny")
-    text = render(made, form, wide())
+    text = render(dataclasses.replace(hostile(), data="tiny"), form, wide())
     assert "alert(1)" in text
     assert not any(unicodedata.category(character).startswith("C") for character in text.replace("\n", ""))
 
@@ -225,12 +215,7 @@ def test_terminal_table_fits_and_cuts_no_figure(made: Table, width: int) -> None
     narrow = rows(Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None))
     for line, whole, row in zip(narrow, rows(wide()), compose.rows().values(), strict=True):
         assert {f"{row.paper.ppl:.2f}", f"{row.paper.bleu:.1f}"} <= set(line.split()) <= set(whole.split())
-
-
-def test_a_file_or_pipe_gets_every_column_without_colour() -> None:
-    text = render(table(), "terminal", Console(width=40, file=io.StringIO()))
-    assert "\x1b" not in text
-    assert all(name in text for name in ("row", "d_model", "PPL", "BLEU", "params", "seeds"))
+    assert "d_model" in render(made, "terminal", Console(width=40, file=io.StringIO()))  # a pipe gets every column
 
 
 GREEN, YELLOW, RED = "\x1b[32m", "\x1b[33m", "\x1b[31m"
@@ -242,7 +227,6 @@ GREEN, YELLOW, RED = "\x1b[32m", "\x1b[33m", "\x1b[31m"
         (paper_table(bleu=lambda row, seed: row.paper.bleu - 1.5), f"{RED}−1.5"),
         (paper_table(bleu=lambda row, seed: row.paper.bleu - 0.6), f"{YELLOW}−0.6"),
         (paper_table(bleu=lambda row, seed: row.paper.bleu + 1.5), f"{GREEN}+1.5"),
-        (paper_table(ppl=lambda row, seed: row.paper.ppl + 0.5), f"{RED}+0.50"),
         (table(), f"{GREEN} +0.37"),
         (table(ppl=lambda row, seed: 50 - row.paper.ppl), f"{RED} −0.37"),
     ],
@@ -254,19 +238,10 @@ def test_worse_figures_and_effects_against_the_papers_are_red(made: Table, colou
 
 
 def test_a_line_on_a_run_has_its_figures_or_its_cause() -> None:
-    row = compose.row("a_h1", command("mini"))
-    line = row_line(row, finished("a_h1", command("mini"), 2, 37.456, 19.25))
-    assert line.split("  ")[-4:] == ["finished", "PPL 37.46", "BLEU 19.2", "1.6 min"]
+    row = compose.row("a_h1", command("paper", "wmt14_en_de"))
+    line = row_line(row, finished("a_h1", row, 2, 5.31, 24.75))
+    assert line.endswith("  finished  PPL 5.31 (paper 5.29)  BLEU 24.8 (paper 24.9)  1.6 min")
     assert row_line(row, UNFINISHED[0]).endswith("seed 1  failed  loss is not finite at update 17 (exit code 3)")
-    assert row_line(row, UNFINISHED[1]).endswith("half-done  after 5 updates")
-    theirs = compose.row("a_h1", command("paper", "wmt14_en_de"))
-    line = row_line(theirs, finished("a_h1", theirs, 2, 5.31, 24.75))
-    assert "PPL 5.31 (paper 5.29)  BLEU 24.8 (paper 24.9)" in line
-
-
-def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="format=html: must be one of terminal, md, latex, csv"):
-        render(table(), "html")
 
 
 def test_hostile_text_stays_text_in_markdown() -> None:
