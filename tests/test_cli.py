@@ -167,32 +167,27 @@ def test_no_override_whatever_ends_in_a_traceback(tmp_path_factory, overrides):
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (compose.ConfigError("x"), exit_codes.WRONG_CONFIGURATION),
-        (parallel_text.DataError("x"), exit_codes.BAD_DATA),
-        (storage.StorageError("x"), exit_codes.STORAGE),
-        (PermissionError(13, "Permission denied", "a/path"), exit_codes.STORAGE),
-    ],
-)
-def test_an_error_of_the_user_has_the_exit_code_of_its_kind(error, code):
-    assert cli.explained(error) == (code, str(error))
+def test_an_error_of_the_user_has_the_exit_code_of_its_kind():
+    denied = PermissionError(13, "Permission denied", "a/path")
+    kinds = {
+        compose.ConfigError("x"): exit_codes.WRONG_CONFIGURATION,
+        parallel_text.DataError("x"): exit_codes.BAD_DATA,
+    }
+    kinds |= dict.fromkeys((storage.StorageError("x"), denied), exit_codes.STORAGE)
+    assert {error: cli.explained(error) for error in kinds} == {error: (kinds[error], str(error)) for error in kinds}
 
 
 @pytest.mark.parametrize(
     ("message", "line"),
     [
-        ("Could not load 'hydra/launcher/submitit_slurm'.", "submitit_slurm is not installed"),
+        ("Could not load 'hydra/launcher/submitit_slurm'.", "submitit_slurm is not installed.*pip install"),
         ("Could not find 'hydra/launcher/slrum'\n\nAvailable\n\tslurm\nConfig search path", "must be one of slurm"),
     ],
 )
 def test_an_absent_launcher_is_named_with_the_remedy(message, line):
     code, said = cli.explained(MissingConfigException(message))
     assert code == 2
-    assert said.startswith("hydra/launcher")
-    assert line in said
-    assert ("pip install" in said) == ("not installed" in said)
+    assert re.match(f"hydra/launcher.*{line}", said)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("x"), ValueError("x"), OSError("libcudart.so.12: cannot open")])

@@ -89,12 +89,8 @@ def no_weights(path: Path, canary: Path, good: dict) -> None:
     torch.save({"state_dict": [1, 2, 3]}, path)
 
 
-def another_model(path: Path, canary: Path, good: dict) -> None:
-    torch.save({**good, "state_dict": {"transformer.embedding.weight": torch.zeros(1)}}, path)
-
-
 EXECUTING = (pickled, pickled_in_the_old_format, instantiator)
-HOSTILE = (*EXECUTING, zip_bomb, claims_too_much, no_weights, another_model)
+HOSTILE = (*EXECUTING, zip_bomb, claims_too_much, no_weights)
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
@@ -146,7 +142,7 @@ def plant(hostile: Callable[[Path, Path, dict], None], run: compose.Config, cana
 def test_a_hostile_checkpoint_executes_nothing_and_is_named(copy, tmp_path, hostile):
     run, canary = compose.compose_row(*copy), tmp_path / "canary"
     path = plant(hostile, run, canary)
-    with pytest.raises(storage.StorageError, match=r"nothing is loaded: it |holds another model") as refused:
+    with pytest.raises(storage.StorageError, match="nothing is loaded: it ") as refused:
         trained(run)
     assert train.main(folders.run_folder(run)) == exit_codes.STORAGE
     for line in (str(refused.value), records.failure(folders.run_folder(run))["cause"]):

@@ -7,19 +7,17 @@ from aiayn.config import folders
 from aiayn.config.compose import compose_row
 
 
+def folder_of(*words: str) -> str:
+    return str(folders.run_folder(compose_row("experiment=a_h1", *words)))
+
+
 def test_a_run_with_values_of_its_own_gets_its_own_folder():
-    plain, same, other = (compose_row("experiment=a_h1", *more) for more in ((), ("model.dropout=0.1",), ("seed=2",)))
-    assert str(folders.run_folder(plain)) == "runs/tiny-mini/a_h1/seed1"
-    assert folders.run_folder(same) == folders.run_folder(plain)
-    assert str(folders.run_folder(other)) == "runs/tiny-mini/a_h1/seed2"
-    changes = ("model.dropout=0.3", "training.warmup_steps=800")
-    varied = [compose_row("experiment=a_h1", change) for change in changes]
-    own = {folders.run_folder(run) for run in varied}
+    assert folder_of() == "runs/tiny-mini/a_h1/seed1"
+    assert folder_of("model.dropout=0.1") == folder_of("training.checkpoint_every=7") == folder_of()
+    assert folder_of("seed=2") == "runs/tiny-mini/a_h1/seed2"
+    own = {folder_of(change) for change in ("model.dropout=0.3", "training.warmup_steps=800")}
     assert len(own) == 2
-    assert all("/a_h1+" in str(folder) for folder in own)
-    assert folders.run_folder(compose_row("experiment=a_h1", "training.checkpoint_every=7")) == folders.run_folder(
-        plain
-    )
+    assert all("/a_h1+" in folder for folder in own)
 
 
 def test_a_run_is_named_with_what_it_changes_in_its_row():

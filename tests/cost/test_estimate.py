@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aiayn.config import compose, folders, schema
+from aiayn.config import compose, folders
 from aiayn.cost import estimate, plan
 from aiayn.data.dataset import Dataset
 from aiayn.paper.batch import Batch
@@ -52,17 +52,15 @@ def test_a_recurrent_row_is_planned_with_its_own_parameters(name: str, attention
     assert row.parameters == 4 * (14 * 512**2 + 2 * 2 * 4 * 512) + attention + 997 * 512
 
 
-@pytest.mark.parametrize("name", [name for name in schema.BEYOND if name.startswith("f_")])
-def test_a_row_beyond_is_planned_with_its_own_parameters(name: str) -> None:
-    (row,) = planned(f"experiment={name}", "data.vocab_size=997")
-    like = "a_h1" if name in ("f_unscaled", "f_additive") else "base"
-    table3 = {row.name: row for row in planned("data.vocab_size=997")}
-    assert name not in table3
-    sizes = row.run.model
-    layers = {"f_additive": 3 * sizes.d_k, "f_relative_positions": 2 * 33 * sizes.num_heads * sizes.d_k}.get(name, 0)
-    assert row.parameters == table3[like].parameters + sizes.num_layers * layers
-    assert (row.flops > table3[like].flops) == (row.memory > table3[like].memory or name == "f_relative_positions")
-    assert (row.flops == table3[like].flops) == (layers == 0)
+@pytest.mark.parametrize(
+    ("name", "like", "added"),
+    [("f_relative_positions", "base", 2 * 33 * 8 * 16), ("f_additive", "a_h1", 3 * 128), ("f_no_residual", "base", 0)],
+)
+def test_a_row_beyond_is_planned_with_its_own_parameters(name: str, like: str, added: int) -> None:
+    (row,) = planned(f"experiment={name}")
+    (same,) = (each for each in planned() if each.name == like)
+    assert row.parameters == same.parameters + row.run.model.num_layers * added
+    assert (row.flops > same.flops) == (added > 0)
 
 
 SMALL = ("scale=paper", "model.num_layers=2", "model.d_model=46")

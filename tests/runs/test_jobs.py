@@ -50,27 +50,11 @@ def test_missing_text_is_refused_before_a_folder_is_made(toy_run, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def python_is(script: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    """Instead of Python a worker is a line of shell."""
-    script.write_text(f"#!/bin/sh\n{line}\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-
-
-def test_each_device_has_a_process_that_knows_its_rank(toy_run, tmp_path, monkeypatch):
-    run = schema.vary(toy_run, hardware={"devices": 3})
-    python_is(tmp_path / "python", monkeypatch, f"env > {tmp_path}/rank$RANK")
-    assert jobs.close(jobs.start(run, None, ExitStack(), {})) == exit_codes.DONE
-    printed = [(tmp_path / f"rank{rank}").read_text().splitlines() for rank in range(3)]
-    seen = [dict(line.split("=", 1) for line in lines) for lines in printed]
-    assert [found["LOCAL_RANK"] for found in seen] == ["0", "1", "2"]
-    assert {found["WORLD_SIZE"] for found in seen} == {"3"}
-    assert len({(found["MASTER_ADDR"], found["MASTER_PORT"]) for found in seen}) == 1
-
-
 def test_a_start_writes_config_and_log_and_removes_the_failure(toy_run, tmp_path, monkeypatch):
     folder = folders.run_folder(toy_run)
-    python_is(tmp_path / "python", monkeypatch, "echo hello")
+    (tmp_path / "python").write_text("#!/bin/sh\necho hello\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     records.record_failure(folder, 3, "before")
     for _ in range(2):
         jobs.start(toy_run, folder / "worker.log", ExitStack(), {}).ranks[0].wait()
