@@ -34,6 +34,6 @@ def test_an_image_of_a_page_is_the_file(tmp_path: Path) -> None:
 
 def test_the_same_figure_gives_the_same_bytes() -> None:
     with figure_files.style():
-        assert figure_files.svg(figure()) == figure_files.svg(figure())
-        assert figure_files.png(figure()) == figure_files.png(figure())
-        assert figure_files.svg(figure("another")) != figure_files.svg(figure())  # control
+        assert figure_files.drawn(figure(), "svg") == figure_files.drawn(figure(), "svg")
+        assert figure_files.drawn(figure(), "png") == figure_files.drawn(figure(), "png")
+        assert figure_files.drawn(figure("another"), "svg") != figure_files.drawn(figure(), "svg")  # control

@@ -106,7 +106,7 @@ def test_hostile_text_stays_text(report: Path, elements: Elements) -> None:
 
 def test_every_place_of_a_section_is_inert() -> None:
     def elements(text: str) -> list[str]:
-        row = {"opens": True, "cells": [(text, "good")]}
+        row = True, [(text, "good")]
         section = Section(text, [text], [(text, "l")], [row], [(text, "failed", text)], [(text, "data:,")])
         return [tag for tag, _ in Elements(page(text, [section])).found]
 

@@ -75,7 +75,7 @@ def test_the_figure_shows_every_rows_effects_and_the_papers(put_runs: PutRuns) -
     found = climbed(run)
     with figure_files.style():
         figure = ladder_figure.ladder(found, "PPL")
-        figure_files.svg(figure)
+        figure_files.drawn(figure, "svg")
     panels: dict[str, Any] = {axes.get_title("left"): axes for axes in figure.axes}
     assert set(panels) == {*compose.ROWS[1:], ""}  # one is empty
     for row, scales in (("a_h1", 2), ("big", 1), ("c_n2", 0)):

@@ -38,13 +38,11 @@ def main(run: Config) -> None:
     began, precisions = time.perf_counter(), ["bf16"] if gpu else ["fp32", "bf16"]
     if run.bench.kind == "layers":
         parts = {"layers": layers(run)}
-        rows = by_layer(parts["layers"])
+    elif run.bench.kind == "training":
+        parts = {"training": training(run, precisions)}
     else:
-        if run.bench.kind == "training":
-            parts = {"training": training(run, precisions)}
-        else:
-            parts = {f"decoding, beam {n}": decoding(run, precisions, n) for n in (run.decoding.beam_size, 1)}
-        rows = by_case(parts)
+        parts = {f"decoding, beam {n}": decoding(run, precisions, n) for n in (run.decoding.beam_size, 1)}
+    rows = by_layer(parts["layers"]) if run.bench.kind == "layers" else by_case(parts)
     device = torch.cuda.get_device_name() if gpu else "no GPU used"
     hardware = {"cpu": cpu(), "cores": os.cpu_count(), "threads": run.hardware.threads, "device": device}
     versions = train.versions(PACKAGES) | {"python": platform.python_version()}

@@ -175,11 +175,9 @@ def random_updates(config: Config) -> list[Update]:
     """The updates of all rounds, the one that warms up included, each in its micro-batches."""
     count, tokens = (config.bench.rounds + 1) * config.bench.updates, config.training.tokens_per_update
     pairs = synthetic_pairs(config, int(2 * count * tokens / config.bench.mean_length) + 100)
-    limit, device = config.hardware.tokens_per_micro_batch, torch.device(config.hardware.device)
-    stream = lightning_data.updates(
-        pairs, tokens_per_update=tokens, tokens_per_micro_batch=limit, seed=config.seed, start=0
-    )
-    return [update.to(device) for update in itertools.islice(stream, count)]
+    sizes = {"tokens_per_update": tokens, "tokens_per_micro_batch": config.hardware.tokens_per_micro_batch}
+    stream, device = lightning_data.updates(pairs, **sizes, seed=config.seed, start=0), config.hardware.device
+    return [update.to(torch.device(device)) for update in itertools.islice(stream, count)]
 
 
 def endless(model: Any) -> Any:

@@ -34,10 +34,8 @@ class Attention(nn.Module):
 
 
 def attend_nearby(queries: Tensor, keys: Tensor, values: Tensor, radius: int) -> Tensor:
-    """Eq. 1 of (B, H, N, K) each, for keys at most `radius` tokens from their query.
-
-    In blocks of `radius` queries, each with its own keys and those of a block before and after it.
-    """
+    """Eq. 1 of (B, H, N, K) each, for keys at most `radius` tokens from their query."""
+    # In blocks of `radius` queries, each with its own keys and those of a block before and after it
     length, rest = queries.size(2), -queries.size(2) % radius
     blocks = F.pad(queries, (0, 0, 0, rest)).reshape(
         -1, (length + rest) // radius, radius, queries.size(3)
@@ -85,17 +83,16 @@ def layers(run: Config) -> dict[str, Any]:
     lengths = [2**power for power in range(4, bench.max_length.bit_length())]
     precision, tokens = "bf16" if device == "cuda" else "fp32", bench.sequences * lengths[-1]
     modules = [build(bench.d_model, 1).to(device) for *_, build in types]  # one below: dilated where its type is
-    rounds: list[list[list[float]]] = [[] for _ in types]
+    keys = ("name", "complexity", "sequential", "path")
+    lines: list[dict[str, Any]] = [dict(zip(keys, told, strict=True)) for *told, _ in types]
+    for line in lines:
+        line |= {"seconds_per_round": [], "seconds_per_token": []}
     for length in lengths:
         cases = [Case("", precision, _passes(module, length, lengths[-1] // length, run)) for module in modules]
         time_interleaved(cases, bench.rounds, device)
-        for seconds, case in zip(rounds, cases, strict=True):
-            seconds.append(case.seconds_per_round)
-    lines: list[dict[str, Any]] = []
-    for (name, *orders, _), seconds in zip(types, rounds, strict=True):
-        line = {"name": name, **dict(zip(("complexity", "sequential", "path"), orders, strict=True))}
-        medians = [statistics.median(part) / tokens for part in seconds]
-        lines.append({**line, "seconds_per_round": seconds, "seconds_per_token": medians})
+        for line, case in zip(lines, cases, strict=True):
+            line["seconds_per_round"].append(case.seconds_per_round)
+            line["seconds_per_token"].append(statistics.median(case.seconds_per_round) / tokens)
     return {"precision": precision, "lengths": lengths, "layers": lines}
 
 

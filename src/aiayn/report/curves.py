@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ POINTS = 160
 LARGEST = 1e100  # of what is drawn: a perplexity has no bound, the arithmetic of axes has
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """One quantity along a run; each axis of AXES says where its values were measured."""
 
     axes: dict[str, Numbers]
@@ -35,6 +34,7 @@ def read(folder: Path) -> dict[str, Curve]:
         return {}
     updates = [row for row in rows if "train/loss" in row]
     steps, tokens, seconds = (_column(updates, key) for key in ("step", "target_tokens", "seconds"))
+    totals = {"tokens": np.cumsum(tokens), "minutes": seconds / 60}
     curves = {}
     for quantity in QUANTITIES:
         own = [row for row in rows if abs(row.get(quantity, math.inf)) < LARGEST]
@@ -42,11 +42,7 @@ def read(folder: Path) -> dict[str, Curve]:
             continue
         at = _column(own, "step")
         # A dev measurement has no count of tokens of its own: it stands at the update after which it was made
-        axes = {
-            "steps": at,
-            "tokens": np.interp(at, steps, np.cumsum(tokens)),
-            "minutes": np.interp(at, steps, seconds / 60),
-        }
+        axes = {"steps": at} | {axis: np.interp(at, steps, total) for axis, total in totals.items()}
         thinned = {axis: _thinned(values) for axis, values in axes.items()}
         curves[quantity] = Curve(thinned, _thinned(_column(own, quantity)))
     return curves

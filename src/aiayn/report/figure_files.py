@@ -29,6 +29,7 @@ _SETTINGS: dict[Any, Any] = {
     "grid.alpha": 0.25,
     "lines.linewidth": 1.2,
     "figure.constrained_layout.use": True,
+    "savefig.dpi": 160,
     "text.parse_math": False,  # a token may hold dollars
     "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
     "svg.hashsalt": "aiayn",
@@ -45,30 +46,19 @@ def style() -> Iterator[None]:
         yield
 
 
-def svg(figure: Figure) -> bytes:
-    """The figure as an SVG file on white."""
-    return _saved(figure, "svg", metadata=_NO_METADATA)
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as a PNG file on white."""
-    return _saved(figure, "png", dpi=160)
-
-
-def write(folder: Path, name: str, figure: Figure) -> str:
-    """Writes the figure into a folder, as SVG and as PNG. Returns the SVG as the URI of an image, for a page.
-
-    In an image a browser runs nothing and fetches nothing.
-    """
-    drawn = svg(figure)
-    storage.write_bytes(folder / f"{name}.svg", drawn)
-    storage.write_bytes(folder / f"{name}.png", png(figure))
-    return f"data:image/svg+xml;base64,{base64.b64encode(drawn).decode()}"
-
-
-def _saved(figure: Figure, format: str, **options: object) -> bytes:
+def drawn(figure: Figure, format: str) -> bytes:
+    """The figure as an SVG or PNG file on white."""
     memory = io.BytesIO()
-    figure.savefig(memory, format=format, facecolor="white", **options)  # type: ignore[arg-type]
+    figure.savefig(memory, format=format, facecolor="white", metadata=_NO_METADATA if format == "svg" else None)
     # Laid out once: it takes as long as drawing does
     figure.set_layout_engine("none")
     return memory.getvalue()
+
+
+def write(folder: Path, name: str, figure: Figure) -> str:
+    """Writes the figure into a folder, as SVG and as PNG. Returns the SVG as the URI of an image, for a page."""
+    svg = drawn(figure, "svg")
+    storage.write_bytes(folder / f"{name}.svg", svg)
+    storage.write_bytes(folder / f"{name}.png", drawn(figure, "png"))
+    # In an image a browser runs nothing and fetches nothing
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

@@ -4,9 +4,8 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
@@ -26,14 +25,13 @@ from aiayn.tables.table3 import METRICS, Table
 CLAIM_COLUMNS = ("sentence", "metric", "rows", "verdict", "paper", "ours", "interval", "sentences", "p", "because")
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """One part of a page: paragraphs, a table, runs that are not in it, and images with their descriptions."""
 
     title: str
     texts: Sequence[str] = ()
     head: Sequence[tuple[str, str]] = ()  # name and alignment, l or r
-    rows: Sequence[Mapping[str, Any]] = ()  # opens, and cells: text and style
+    rows: Sequence[tuple[bool, Sequence[tuple[str, str]]]] = ()  # whether it opens a group; text and style of its cells
     notes: Sequence[tuple[str, str, str]] = ()  # run, status, detail
     figures: Sequence[tuple[str, str]] = ()  # description and URI
 
@@ -45,8 +43,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
     return environment.get_template("page.html").render(title=title, sections=sections)
 
 
-@dataclass(frozen=True)
-class Material:
+class Material(NamedTuple):
     """What the report is made of, read from the run folders and the prepared corpus."""
 
     table: Table
@@ -82,9 +79,7 @@ def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:
     try:
         part = json.loads(path.read_text("utf-8"))["parts"]["layers"]
         lengths = [int(length) for length in part["lengths"]]
-        times = {
-            printable(line["name"]): [float(time) for time in line["seconds_per_token"]] for line in part["layers"]
-        }
+        times = {printable(line["name"]): map(float, line["seconds_per_token"]) for line in part["layers"]}
         return {name: list(zip(lengths, seconds, strict=True)) for name, seconds in times.items()}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
@@ -129,7 +124,7 @@ def sections(material: Material, images: Mapping[str, str]) -> list[Section]:
     if others := material.beyond:
         findings = paper_claims.check(others, material.counts, beyond.CLAIMS)
         parts.append(_tabled(beyond.layout(others, findings), "Beyond Table 3"))
-        parts.append(dataclasses.replace(_claims("Claims beyond Table 3", [], findings), figures=shown("beyond")))
+        parts.append(_claims("Claims beyond Table 3", [], findings)._replace(figures=shown("beyond")))
     if material.layers:
         parts.append(Section("Layers of Table 1, by aiayn bench bench.kind=layers", figures=shown("layers")))
     return parts
@@ -138,15 +133,14 @@ def sections(material: Material, images: Mapping[str, str]) -> list[Section]:
 def _tabled(layout: formats.Layout, title: str) -> Section:
     """A table as `aiayn table` prints it."""
     head = [(column.title, column.align) for column in layout.columns]
-    rows = [{"opens": opens, "cells": cells} for opens, cells in layout.rows]
-    return Section(title, [layout.title, layout.caption], head, rows, layout.table.notes)
+    return Section(title, [layout.title, layout.caption], head, layout.rows, layout.table.notes)
 
 
 def _claims(title: str, texts: Sequence[str], findings: Iterable[Finding]) -> Section:
     head = [(name, "r" if name in ("paper", "ours", "interval", "sentences", "p") else "l") for name in CLAIM_COLUMNS]
     told = [found.texts for found in findings]
     cells = [[(found[key], found[key] if key == "verdict" else "") for key in CLAIM_COLUMNS] for found in told]
-    return Section(title, texts, head, [{"opens": False, "cells": row} for row in cells])
+    return Section(title, texts, head, [(False, row) for row in cells])
 
 
 def main(run: Config) -> None:

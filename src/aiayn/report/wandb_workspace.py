@@ -3,8 +3,7 @@
 import os
 import sys
 import warnings
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from aiayn.config import folders
 from aiayn.config.schema import ROWS, Config
@@ -15,8 +14,7 @@ from aiayn.training import wandb_log
 MOST_RUNS = 100
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One panel of the workspace: what it shows of which metric."""
 
     kind: Literal["bars", "lines", "comparer", "samples"]
@@ -48,11 +46,14 @@ LEVELS = (wandb_log.ROW_GROUP, "experiment")
 
 
 def main(run: Config) -> None:
-    """Builds the workspace and prints its link; without W&B says what it would build, and why it could not.
-
-    Asks nothing of the network unless `wandb.mode=online`. Exits with 1 when that was asked and could not be.
-    """
-    print(*described(run), sep="\n")
+    """Says what is to be built and, if `wandb.mode=online`, builds it and prints its link, or exits with 1."""
+    print(
+        f"W&B workspace {name(run)!r} of {run.wandb.entity or 'your own entity'}/{run.wandb.project}",
+        f"runs: those of group {wandb_log.group(run)}, by {', then '.join(LEVELS)}; columns {', '.join(COLUMNS)}",
+        *(f"{section}: {panel}" for section, panels in SECTIONS.items() for panel in panels),
+        f"runs kept offline are sent with: wandb sync {folders.sweep_folder(run)}/*/*/wandb/offline-run-*",
+        sep="\n",
+    )
     if run.wandb.mode != "online":
         print(f"wandb.mode={run.wandb.mode}: W&B was not asked; with wandb.mode=online it is built")
         return
@@ -68,16 +69,6 @@ def name(run: Config) -> str:
     return f"Table 3 at scale {run.scale.name} on {folders.setting(run)}"
 
 
-def described(run: Config) -> list[str]:
-    """What is to be built, in lines."""
-    return [
-        f"W&B workspace {name(run)!r} of {run.wandb.entity or 'your own entity'}/{run.wandb.project}",
-        f"runs: those of group {wandb_log.group(run)}, by {', then '.join(LEVELS)}; columns {', '.join(COLUMNS)}",
-        *(f"{section}: {panel}" for section, panels in SECTIONS.items() for panel in panels),
-        f"runs kept offline are sent with: wandb sync {folders.sweep_folder(run)}/*/*/wandb/offline-run-*",
-    ]
-
-
 def built(run: Config) -> tuple[str, str]:
     """The link of the workspace, or why there is none: a few questions, for each of which WANDB_HTTP_TIMEOUT holds."""
     os.environ.setdefault("WANDB_SILENT", "true")
@@ -87,9 +78,6 @@ def built(run: Config) -> tuple[str, str]:
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             import wandb
             import wandb_workspaces.workspaces  # noqa: F401
-    except ImportError as error:
-        return "", f"{error}; pip install -c constraints.txt -e '.[dashboard]'"
-    try:
         # Without a prompt: the terminal may be unattended
         if not wandb.login(prompt=False, verify=False):
             return "", f"there is no key for {wandb.setup().settings.base_url}; wandb login, or set WANDB_API_KEY"
@@ -97,6 +85,8 @@ def built(run: Config) -> tuple[str, str]:
         if not entity:
             return "", "your key belongs to no entity: give wandb.entity=..."
         return str(workspace(run, entity).save().url), ""
+    except ImportError as error:
+        return "", f"{error}; pip install -c constraints.txt -e '.[dashboard]'"
     except Exception as error:  # of many kinds, for one cause: no network, a wrong key, a project that is not there
         return "", " ".join(records.without_secrets(f"{type(error).__name__}: {error}").split())[:300]
 
