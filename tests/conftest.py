@@ -146,17 +146,14 @@ def put_runs(tmp_path: Path, result_of: Callable[[compose.Config], dict[str, Any
 @pytest.fixture(scope="session")
 def finished(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Overrides of a run of 300 updates that is trained already and kept three checkpoints; write nothing into it."""
-    from aiayn.core import storage
-    from aiayn.training import train
+    from trained_runs import trained
 
     words = ("training.max_steps=300", "training.warmup_steps=60", "training.tokens_per_update=256")
     words += ("training.checkpoint_every=100", "training.dev_every=300")
     overrides = [*digits, *TINY, *words, f"output={tmp_path_factory.mktemp('finished')}/runs"]
     run = compose.compose_row(*overrides)
-    folder = folders.run_folder(run)
-    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     with StopFlag():
-        train.train(run, folder)
+        trained(run, folders.run_folder(run))
     return overrides
 
 

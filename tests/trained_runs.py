@@ -33,6 +33,15 @@ def finish(run: Config, result: dict[str, Any], ppl: float, bleu: float, sha256:
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in lines))
 
 
+def trained(run: Config, folder: Path) -> Path:
+    """The folder, in which the run is trained to its end."""
+    from aiayn.training import train  # takes seconds
+
+    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
+    train.train(run, folder)
+    return folder
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The metrics without the times."""
     found = [json.loads(line) for line in storage.read_lines(folder / "metrics.jsonl")]

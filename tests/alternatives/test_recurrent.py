@@ -10,15 +10,14 @@ import torch
 from conftest import Command
 from models import BOS, SOURCES, TARGETS, VOCAB, batch
 from torch import Tensor, nn
+from trained_runs import trained
 
 from aiayn.alternatives.recurrent import RecurrentDecoder, RecurrentModel
 from aiayn.bench import bench
 from aiayn.config import compose
 from aiayn.config.schema import ConfigError
-from aiayn.core import storage
 from aiayn.evaluation import export
 from aiayn.report import attention_maps
-from aiayn.training import train
 
 SIZES = {"num_layers": 2, "d_model": 14, "dropout": 0.1, "vocab_size": VOCAB}
 KINDS = pytest.mark.parametrize("attention", [False, True], ids=["fixed vector", "attention"])
@@ -81,6 +80,8 @@ def test_it_is_what_every_model_of_translation_has_to_be(attention: bool) -> Non
     model_properties.assert_a_later_target_token_changes_no_earlier_logit(recurrent(attention))
     model_properties.assert_a_source_token_changes_every_logit_of_its_sentence_alone(recurrent(attention))
     model_properties.assert_dropout_is_a_function_of_seed_and_update(recurrent(attention))
+    model = recurrent(attention)
+    model_properties.assert_one_token_at_a_time_equals_all_at_once(model, RecurrentDecoder(model))
     small = recurrent(attention, d_model=4, vocab_size=15)
     model_properties.assert_the_gradient_is_that_of_finite_differences(small)
 
@@ -95,12 +96,6 @@ def test_dropout_does_not_depend_on_the_micro_batch(attention: bool) -> None:
         torch.testing.assert_close(logits, model(replace(alone, **first), (1, 2)))
         if number:  # control
             assert not torch.allclose(logits, model(alone, (1, 2)))
-
-
-@KINDS
-def test_one_token_at_a_time_equals_all_at_once(attention: bool) -> None:
-    model = recurrent(attention)
-    model_properties.assert_one_token_at_a_time_equals_all_at_once(model, RecurrentDecoder(model))
 
 
 @KINDS
@@ -124,8 +119,7 @@ def test_gradients_are_taken_outside_autocast(digits: list[str], tmp_path: Path,
     monkeypatch.setattr(torch.Tensor, "backward", seen)
     words = ("experiment=s_rnn", "scale=smoke", "hardware.precision=bf16-mixed", "training.max_steps=1")
     run = compose.compose_row(*digits, *words, "wandb.mode=disabled", f"output={tmp_path}/runs")
-    storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(run))
-    train.train(run, tmp_path / "run")
+    trained(run, tmp_path / "run")
     assert found
     assert not any(found)
 

@@ -88,16 +88,20 @@ def test_each_update_is_recorded_and_shown_once_in_order(trainer, tmp_path, star
     assert (record.source_tokens, record.target_tokens) == (11 * LAST, 13 * LAST)
 
 
-def test_device_seconds_add_up_over_sessions(trainer, tmp_path, monkeypatch):
+def test_device_seconds_add_up_and_a_log_has_the_sessions_pace(trainer, tmp_path, monkeypatch, capsys):
     path, now = tmp_path / "metrics.jsonl", [1000.0]
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
     sessions = [("H200", 8, range(3), 5.0), ("H200", 2, range(3, 5), 7.0), ("cpu", 3, range(5, LAST), 11.0)]
     for device, count, numbers, seconds_each in sessions:
         record = Record(path, numbers.start, lambda row: None, writes=True, device=device, devices=count)
+        bar = Bar(record, "base", LAST)
         record.on_train_start(trainer, MODULE)
         for number in numbers:
             now[0] += seconds_each
-            record.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
+            run(trainer, [record, bar], [number], starts=False)
+            pace = f"{13 / seconds_each:.0f} target tokens/s, {(6 - number) * seconds_each:.0f} s left"
+            assert capsys.readouterr().out == f"base: update {number + 1} of 7, {pace}\n"
         run(trainer, [record], [numbers.stop], starts=False)  # an update that no checkpoint has: it is made again
         record.flush()
         now[0] += 13.0  # until the next session
@@ -199,21 +203,3 @@ def test_ranks_that_hold_different_weights_are_refused(monkeypatch):
         module.weight[2, 1] = torch.nextafter(module.weight[2, 1], torch.tensor(9.0))
     with pytest.raises(RuntimeError, match="after update 3 the ranks hold"):
         callbacks.agree(module, 3)
-
-
-def test_the_log_shows_pace_and_time_left_of_this_session(record, trainer, capsys, monkeypatch):
-    """On a clock of its own: each update takes a second and has 13 target tokens."""
-    now = [1000.0]
-    monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
-    monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    run(trainer, [record], range(4))
-    now[0] += 100.0  # until the next session
-    record.start = 4
-    bar = Bar(record, "base", LAST)
-    record.on_train_start(trainer, MODULE)
-    for number in range(4, LAST):
-        now[0] += 1.0
-        run(trainer, [record, bar], [number], starts=False)
-    assert capsys.readouterr().out.splitlines() == [
-        f"base: update {done} of 7, 13 target tokens/s, {LAST - done} s left" for done in (5, 6, 7)
-    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
-from trained_runs import equal, rows
+from trained_runs import equal, rows, trained
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import ConfigError, vary
@@ -29,12 +29,6 @@ from aiayn.training.lightning_model import LightningTransformer, NonFinite
 
 def final_state(folder: Path) -> dict:
     return checkpoint.load(checkpoint.newest(folder / "checkpoints")[0])
-
-
-def trained(run: compose.Config, folder: Path) -> Path:
-    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
-    train.train(run, folder)
-    return folder
 
 
 @pytest.fixture
@@ -97,8 +91,7 @@ def test_kill_9_and_the_same_command_again_give_the_same_run(toy, tmp_path, aiay
     worker.kill()
     worker.communicate()
     assert not (folder / "result.json").exists()
-    again = aiayn(*arguments).stdout
-    assert "resuming base after update" in again
+    assert "resuming base after update" in aiayn(*arguments).stdout
     whole = trained(compose.compose_row(*arguments[1:]), tmp_path / "whole")
     assert equal(final_state(folder), final_state(whole))
     assert rows(folder) == rows(whole)
@@ -260,13 +253,10 @@ def test_only_an_unforeseen_error_leaves_its_traceback(toy_run, tmp_path, at_eac
 @pytest.mark.slow
 def test_a_model_learns_to_reverse_digits(digits, tmp_path):
     """The system test: data, training, decoding and scores together reach what the task allows."""
-    run = compose.compose_row(
-        *digits,
-        *("scale=paper", "model.num_layers=2", "model.d_model=64", "model.d_ff=128", "model.num_heads=4"),
-        *("model.d_k=16", "model.d_v=16", "model.dropout=0.0", "training.label_smoothing=0.0"),
-        *("training.max_steps=1800", "training.warmup_steps=300", "training.tokens_per_update=400"),
-        *("training.learning_rate_factor=0.5", "wandb.mode=disabled", f"output={tmp_path}"),
-    )
+    model = ("num_layers=2", "d_model=64", "d_ff=128", "num_heads=4", "d_k=16", "d_v=16", "dropout=0.0")
+    recipe = ("max_steps=1800", "warmup_steps=300", "tokens_per_update=400", "learning_rate_factor=0.5")
+    words = [*(f"model.{word}" for word in model), *(f"training.{word}" for word in (*recipe, "label_smoothing=0.0"))]
+    run = compose.compose_row(*digits, "scale=paper", *words, "wandb.mode=disabled", f"output={tmp_path}")
     dev = json.loads((trained(run, tmp_path / "run") / "result.json").read_text())["dev"]
     assert dev["ppl"] < 1.1
     assert dev["bleu"]["sacrebleu"] > 95

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trained_runs import equal
+from trained_runs import equal, trained
 
-from aiayn.config import compose, schema
-from aiayn.core import storage
+from aiayn.config import schema
 from aiayn.core.signals import Interrupted
 from aiayn.data.prepare import prepare
 from aiayn.report import wandb_workspace
@@ -31,7 +30,7 @@ class Fake:
 
     def __init__(self, trouble: str = "", kind: str = "raises") -> None:
         self.trouble, self.kind, self.rows, self.finished = trouble, kind, [], False
-        self.Settings, self.Table = SimpleNamespace, dict
+        self.Settings, self.Table, self.define_metric = SimpleNamespace, dict, lambda name, step_metric: None
         self.released = threading.Event()
 
     def misbehave(self, where: str) -> None:
@@ -44,9 +43,6 @@ class Fake:
         self.arguments = arguments
         self.misbehave("init")
         return self
-
-    def define_metric(self, name: str, step_metric: str) -> None:
-        """Tested with the real W&B."""
 
     def log(self, row: dict[str, Any]) -> None:
         self.misbehave("log")
@@ -62,9 +58,7 @@ def shown(run: schema.Config, mode: str = "online") -> schema.Config:
 
 
 def weights(run: schema.Config, folder: Path) -> dict[str, Any]:
-    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
-    train.train(run, folder)
-    return checkpoint.load(checkpoint.newest(folder / "checkpoints")[0])["state_dict"]
+    return checkpoint.load(checkpoint.newest(trained(run, folder) / "checkpoints")[0])["state_dict"]
 
 
 @pytest.mark.parametrize(("trouble", "kind"), [("", ""), ("import", "raises"), ("init", "hangs"), ("finish", "exits")])
@@ -82,8 +76,7 @@ def test_whatever_wandb_does_the_weights_are_the_same(toy_run, tmp_path, monkeyp
     assert equal(found, undisturbed)
     printed = capsys.readouterr().out
     assert SENTINEL not in printed
-    lines = [line for line in printed.splitlines() if "W&B" in line]
-    assert len(lines) == bool(trouble)
+    assert sum("W&B" in line for line in printed.splitlines()) == bool(trouble)
     if not trouble:
         assert fake.finished
         assert [row["step"] for row in fake.rows if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
