@@ -22,32 +22,25 @@ from aiayn.training.lightning_model import LightningTransformer
 SABOTAGE = """
 import os, signal, sys, time
 from pathlib import Path
-from aiayn.training import lightning_data, train
+from aiayn.training import train
 from aiayn.training.lightning_model import LightningTransformer
 
-step, plan = LightningTransformer.training_step, lightning_data.training_plan
-
-def reached(update):
-    if update == {update} and os.environ["RANK"] == "1":
-        Path({note!r}).write_text(str(time.time()))
-        os.kill(os.getpid(), signal.{name})
+step = LightningTransformer.training_step
 
 def sabotaged(self, batch, index):
-    reached(batch.number + 1)
+    if batch.number + 1 == {update} and os.environ["RANK"] == "1":
+        Path({note!r}).write_text(str(time.time()))
+        os.kill(os.getpid(), signal.{name})
     return step(self, batch, index)
 
-def sabotaged_plan(*given):
-    reached(0)
-    yield from plan(*given)
-
-LightningTransformer.training_step, lightning_data.training_plan = sabotaged, sabotaged_plan
+LightningTransformer.training_step = sabotaged
 os._exit(train.main(Path(sys.argv[-1])))
 """
 
 
 @pytest.fixture
 def sabotage(tmp_path, monkeypatch):
-    """Makes rank 1 of every worker send itself a signal in the middle of an update; 0: while it plans the first."""
+    """Makes rank 1 of every worker send itself a signal in the middle of an update."""
 
     def arm(update: int, name: str) -> Path:
         note = tmp_path / "sabotaged"

@@ -36,9 +36,3 @@ def test_the_result_affecting_keys_come_with_their_values():
     elsewhere = dataclasses.replace(run, hardware=dataclasses.replace(run.hardware, threads=5), output="elsewhere")
     assert schema.result_affecting(elsewhere) == found
     assert schema.result_affecting(dataclasses.replace(run, seed=8)) != found  # control
-
-
-@pytest.mark.parametrize("key", ["model.num_layer", "num_layers", "trainng.max_steps"])
-def test_a_misspelt_key_is_answered_with_the_nearest(key):
-    assert schema.nearest(key).startswith("did you mean ")
-    assert "--cfg job" in schema.nearest("qqqqqq")

@@ -60,9 +60,8 @@ def test_additive_scores_add_once_more_for_each_product() -> None:
 def test_every_gpu_that_can_be_named_is_known() -> None:
     (choices,) = (meta["choices"] for key, _, meta in schema.leaves(schema.Config()) if key == "plan.gpu")
     assert set(choices) == set(flops.GPUS)
-    hardware = {name: compose.compose_row(f"hardware={name}").hardware for name in ("cpu", "gpu")}
-    assert flops.device(hardware["gpu"], "a100") is flops.GPUS["a100"]
-    assert flops.device(hardware["cpu"], "a100") is flops.CORE
+    for name, device in (("gpu", flops.GPUS["a100"]), ("cpu", flops.CORE)):
+        assert flops.device(compose.compose_row(f"hardware={name}").hardware, "a100") is device
     assert all(0 < device.efficiency < 1 and device.basis for device in [*flops.GPUS.values(), flops.CORE])
 
 

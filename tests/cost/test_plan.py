@@ -3,12 +3,13 @@
 import dataclasses
 import hashlib
 import os
+import re
 
 import pytest
 
-from aiayn.config import compose, folders
+from aiayn.config import compose, folders, schema
 from aiayn.core import storage
-from aiayn.cost import device_schedule, estimate, flops, plan
+from aiayn.cost import device_schedule, estimate, plan
 from aiayn.data import wmt14
 from aiayn.data.download import Remote
 from aiayn.data.parallel_text import DataError
@@ -48,12 +49,9 @@ def test_the_plan_has_times_epochs_and_disk() -> None:
     rows = planned(*ON_A_GPU)
     turns = device_schedule.best_schedule({row.name: row.seconds for row in rows}, 1, 8, 8)
     corpus = estimate.CorpusStatistics(31.5, 29.25, 37_000, 10**9)
-    lines = plan.text(rows, turns, corpus, 8, [plan.Disk("output=x", 7e9, 9 * 10**9)])
-    (base,), (big,) = ([line for line in lines if line.startswith(f"{name} ")] for name in ("base", "big"))
+    text = "\n".join(plan.text(rows, turns, corpus, 8, [plan.Disk("output=x", 7e9, 9 * 10**9)]))
     hours = rows[-1].seconds / 3600
-    assert big.split()[6:] == ["3", f"{hours:.1f}", "h", f"{hours / 3:.1f}", "h"]
-    assert base.split()[6:] == ["1", *2 * (f"{rows[0].seconds / 60:.1f}", "min")]
-    text = "\n".join(lines)
+    assert re.search(rf"^big .* 3 +{hours:.1f} h +{hours / 3:.1f} h$", text, re.MULTILINE)
     assert "31.5 source and 29.2 target tokens, weighted by tokens; 2.5 epochs of base." in text  # 100K times 25 000
     assert "Disk: 7.00 GB to be written, 9.0 GB free for output=x." in text
 
@@ -88,11 +86,8 @@ def test_archives_of_the_right_names_are_refused_for_their_bytes(archives, tmp_p
     words.append(f"prepared={tmp_path}/prepared")
     assert "configuration, data and disk are checked; memory" in printed(capsys, *words)
     path = archives / "dev.tgz"
-    size = path.stat().st_size
-    path.write_bytes(bytes(size))
-    with pytest.raises(
-        DataError, match=rf"dev\.tgz: \d+ bytes .*; expected {size} bytes .*; replace it by http://data"
-    ):
+    path.write_bytes(bytes(size := path.stat().st_size))
+    with pytest.raises(DataError, match=rf"dev\.tgz: \d+ bytes .*; expected {size} bytes .*; replace it by http://"):
         plan.main(compose.compose_row(*words))
     assert "Nothing stands in the way" not in capsys.readouterr().out
 
@@ -117,17 +112,13 @@ def test_damaged_text_is_raised_after_the_plan(toy, tmp_path, capsys) -> None:
     with pytest.raises(DataError, match=r"4002 lines, .* has 4001"):
         plan.main(compose.compose_row(*toy, f"data.train_source={torn}", f"prepared={tmp_path}"))
     assert "Data: not usable" in capsys.readouterr().out
-    with pytest.raises(compose.ConfigError, match=r"data\.dev_target='/nowhere': no such file"):
-        plan.main(compose.compose_row(*toy, "data.dev_target=/nowhere", f"prepared={tmp_path}"))
 
 
 def test_another_run_s_folder_and_a_full_disk_are_refused(toy, capsys, monkeypatch) -> None:
     run = compose.compose_row(*toy)
     folder = folders.run_folder(run)
-    folder.mkdir(parents=True)
-    other = dataclasses.replace(run, data=dataclasses.replace(run.data, max_length=11))
-    (folder / "config.yaml").write_text(compose.to_yaml(other))
-    (folder / "data.sha256").write_text("0" * 64 + "\n")
+    storage.write_text(folder / "config.yaml", compose.to_yaml(schema.vary(run, data={"max_length": 11})))
+    storage.write_text(folder / "data.sha256", "0" * 64 + "\n")
     with pytest.raises(compose.ConfigError, match=r"data\.max_length=12: .* holds a run with data\.max_length=11"):
         plan.main(run)
     (folder / "config.yaml").unlink()
@@ -169,4 +160,3 @@ def test_other_precisions_and_too_few_gpus_are_refused() -> None:
         planned(*ON_A_GPU, "hardware.precision=32-true")
     with pytest.raises(compose.ConfigError, match=r"plan\.gpus=1: must be at least hardware\.devices=2"):
         plan.main(compose.compose_row("hardware=gpu", "hardware.devices=2", "plan.gpus=1"))
-    assert flops.device(compose.compose_row().hardware, "h200") is flops.CORE

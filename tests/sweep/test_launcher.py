@@ -10,17 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
-from trained_runs import cores, equal
+from trained_runs import cores
 
 from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
 from aiayn.cost import device_schedule
 from aiayn.data.parallel_text import DataError
-from aiayn.runs import checkpoint, jobs
+from aiayn.runs import jobs
 from aiayn.runs.records import read_runs
 from aiayn.sweep import launcher
 from aiayn.tables.table3 import table
-from aiayn.training import train
 
 
 @pytest.fixture
@@ -238,29 +237,3 @@ def test_a_sweep_takes_over_the_rows_of_one_that_is_killed(seeds, script, sweep,
     printed, _ = second.communicate(timeout=60)
     assert second.returncode == exit_codes.DONE, printed
     assert sorted(begun(tmp_path)) == sorted([*range(1, 9), *begun(tmp_path)[:2]])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("signals")
-def test_real_workers_beside_a_failure_have_the_bits_alone(finished, aiayn_in, tmp_path):
-    """Two seeds of which the first has a checkpoint that is none: swept, repaired, and swept again."""
-    arguments = [*finished[:-1], f"output={tmp_path}/swept/runs", "training.max_steps=5"]
-    one, two = (folders.run_folder(compose.compose_row(*arguments, f"seed={seed}")) for seed in (1, 2))
-    bad = one / "checkpoints" / "step-000000003.ckpt"
-    storage.write_bytes(bad, b"no checkpoint")
-    command = ("train", "-m", *arguments, "seed=1,2")
-    first = aiayn_in(tmp_path / "swept", *command, code=exit_codes.FAILED)
-    assert re.search(r"seed 1  failed  no checkpoint in .*\(exit code 5\).*worker\.log", first.stdout)
-    assert "Traceback" not in first.stdout + first.stderr
-    written = {path: path.stat().st_mtime_ns for path in two.rglob("*")}
-    bad.unlink()
-    assert "2 runs, 1 finished before" in aiayn_in(tmp_path / "swept", *command).stdout
-    assert {path: path.stat().st_mtime_ns for path in written} == written
-    run = compose.read(one / "config.yaml")
-    storage.write_text(tmp_path / "alone" / "config.yaml", compose.to_yaml(run))
-    train.train(run, tmp_path / "alone")
-    alone, together, other = (
-        checkpoint.load(checkpoint.newest(folder / "checkpoints")[0]) for folder in (tmp_path / "alone", one, two)
-    )
-    assert equal(alone, together)
-    assert not equal(together, other)  # control: another seed

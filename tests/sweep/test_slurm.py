@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from aiayn import cli
@@ -93,11 +94,14 @@ def test_a_run_that_waits_for_its_gpu_is_requeued_too(toy_run, scontrol, monkeyp
 
 @pytest.mark.parametrize(
     ("mode", "ended", "exits"),
-    [("MULTIRUN", exit_codes.BAD_DATA, False), ("RUN", exit_codes.BAD_DATA, True), ("MULTIRUN", -1, True)],
+    [
+        (RunMode.MULTIRUN, exit_codes.BAD_DATA, False),
+        (RunMode.RUN, exit_codes.BAD_DATA, True),
+        (RunMode.MULTIRUN, -1, True),
+    ],
 )
 def test_a_task_of_a_sweep_gives_its_code_and_goes_on(mode, ended, exits, monkeypatch):
     monkeypatch.setattr(cli.HydraConfig, "get", lambda: OmegaConf.create({"mode": mode}))
-    monkeypatch.setattr(cli, "RunMode", type("RunMode", (), {"MULTIRUN": "MULTIRUN"}))
     monkeypatch.setattr(compose, "convert", lambda composed: None)
     monkeypatch.setattr(one_run, "run_here", lambda run: ended)
     if exits:
