@@ -104,13 +104,13 @@ def lines(*patterns: str) -> int:
 @pytest.mark.parametrize(
     ("patterns", "most"),
     [
-        (["src/**/*.py"], 11_000),
+        (["src/**/*.py"], 10_000),
         (["src/**/*.c", "src/**/*.cpp"], 0),
         (["src/aiayn/paper/*.py"], 1_300),
         (["src/aiayn/bench/*.py"], 600),
         (["src/aiayn/report/*.py", "src/aiayn/report/templates/*"], 1_000),
         (["src/aiayn/cli.py", "src/aiayn/manual.py"], 300),
-        (["tests/**/*.py"], 15_100),
+        (["tests/**/*.py"], 12_000),
         (["README.md"], 110),
     ],
     ids=str,
@@ -126,7 +126,7 @@ def test_no_module_is_longer_than_350_lines() -> None:
 
 def test_a_test_s_name_has_at_most_60_characters() -> None:
     names = [name for path in TESTS.rglob("test_*.py") for name in re.findall(r"def (test_\w+)\(", path.read_text())]
-    assert [name for name in names if len(name) > 100] == []
+    assert [name for name in names if len(name) > 60] == []
 
 
 def test_kept_results_have_at_most_10_megabytes() -> None:
