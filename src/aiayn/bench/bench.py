@@ -44,7 +44,10 @@ def main(run: Config) -> None:
         parts = {f"decoding, beam {n}": decoding(run, precisions, n) for n in (run.decoding.beam_size, 1)}
     rows = by_layer(parts["layers"]) if run.bench.kind == "layers" else by_case(parts)
     device = torch.cuda.get_device_name() if gpu else "no GPU used"
-    hardware = {"cpu": cpu(), "cores": os.cpu_count(), "threads": run.hardware.threads, "device": device}
+    cpuinfo = Path("/proc/cpuinfo")
+    cpus = re.findall(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else []
+    cpu = cpus[0] if cpus else platform.machine()
+    hardware = {"cpu": cpu, "cores": os.cpu_count(), "threads": run.hardware.threads, "device": device}
     versions = train.versions(PACKAGES) | {"python": platform.python_version()}
     about = {"command": sys.argv, "hardware": hardware, "versions": versions, "config": dataclasses.asdict(run)}
     made_at, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(time.perf_counter() - began, 1)
@@ -52,9 +55,7 @@ def main(run: Config) -> None:
     sizes = f"{run.data.vocab_size} words; updates of {run.training.tokens_per_update} tokens"
     head = f"{machine}\n{run.experiment} at scale {run.scale.name}; {sizes}"
     align = ["left" if name in TEXT_COLUMNS else "right" for name in rows[0]]
-    table, pipes = (
-        tabulate(rows, "keys", tablefmt=form, colalign=align, disable_numparse=True) for form in ("plain", "pipe")
-    )
+    table, pipes = (tabulate(rows, "keys", form, colalign=align, disable_numparse=True) for form in ("plain", "pipe"))
     command = shlex.join([*sys.argv[0].split(), *sys.argv[1:]])
     made = f"`{command}`, {made_at}, {seconds:.0f} s."
     output = Path(run.bench.output)
@@ -96,10 +97,3 @@ def by_layer(part: dict[str, Any]) -> list[dict[str, str]]:
         | {name: f"{1e6 * seconds:,.1f}" for name, seconds in zip(names, line["seconds_per_token"], strict=True)}
         for line in part["layers"]
     ]
-
-
-def cpu() -> str:
-    """The processor's name, where Linux tells it."""
-    path = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", path.read_text()) if path.exists() else []
-    return names[0] if names else platform.machine()

@@ -37,9 +37,7 @@ def attend_nearby(queries: Tensor, keys: Tensor, values: Tensor, radius: int) ->
     """Eq. 1 of (B, H, N, K) each, for keys at most `radius` tokens from their query."""
     # In blocks of `radius` queries, each with its own keys and those of a block before and after it
     length, rest = queries.size(2), -queries.size(2) % radius
-    blocks = F.pad(queries, (0, 0, 0, rest)).reshape(
-        -1, (length + rest) // radius, radius, queries.size(3)
-    )  # (B * H, S, W, K)
+    blocks = torch.unflatten(F.pad(queries, (0, 0, 0, rest)).flatten(0, 1), 1, (-1, radius))  # (B * H, S, W, K)
     keys, values = (
         F.pad(side, (0, 0, radius, radius + rest)).flatten(0, 1).unfold(1, 3 * radius, radius).transpose(2, 3)
         for side in (keys, values)
@@ -83,10 +81,8 @@ def layers(run: Config) -> dict[str, Any]:
     lengths = [2**power for power in range(4, bench.max_length.bit_length())]
     precision, tokens = "bf16" if device == "cuda" else "fp32", bench.sequences * lengths[-1]
     modules = [build(bench.d_model, 1).to(device) for *_, build in types]  # one below: dilated where its type is
-    keys = ("name", "complexity", "sequential", "path")
-    lines: list[dict[str, Any]] = [dict(zip(keys, told, strict=True)) for *told, _ in types]
-    for line in lines:
-        line |= {"seconds_per_round": [], "seconds_per_token": []}
+    keys = ("name", "complexity", "sequential", "path", "seconds_per_round", "seconds_per_token")
+    lines: list[dict[str, Any]] = [dict(zip(keys, (*told, [], []), strict=True)) for *told, _ in types]
     for length in lengths:
         cases = [Case("", precision, _passes(module, length, lengths[-1] // length, run)) for module in modules]
         time_interleaved(cases, bench.rounds, device)

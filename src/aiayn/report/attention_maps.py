@@ -6,7 +6,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
@@ -43,9 +42,8 @@ def lines(weights: Weights, queries: list[str], keys: list[str], title: str) -> 
     """A layer's heads as in the paper's Figures 3 to 5: a line from each token to those that it looks at."""
     figure, panels = _panels(len(weights), 2.2, 0.5 + 0.15 * max(len(queries), len(keys)), title)
     for axes, of_head in zip(panels, weights, strict=True):
-        where = [(int(q), int(k)) for q, k in np.argwhere(of_head >= min(_FAINTEST, 0.9 / len(keys)))]
-        strengths = [float(of_head[pair]) for pair in where]
-        ends = [[(0, q), (1, k)] for q, k in where]
+        visible = of_head >= min(_FAINTEST, 0.9 / len(keys))
+        ends, strengths = [[(0, q), (1, k)] for q, k in np.argwhere(visible).tolist()], of_head[visible].tolist()
         axes.add_collection(LineCollection(ends, colors=PAPER_COLOUR, alpha=strengths, linewidths=1.6))
         for place, side, align in ((-0.05, queries, "right"), (1.05, keys, "left")):
             for number, token in enumerate(side):
@@ -81,12 +79,6 @@ def translated(model: Transformer, dataset: Dataset, config: Config, sentence: s
     return gather(pair, np.array([0])).to(next(model.parameters()).device)
 
 
-def _tokens(dataset: Dataset, ids: Tensor) -> list[str]:
-    named = {BOS: "<s>", EOS: "</s>"}
-    subwords = dataset.tokenizer.subwords
-    return [named.get(token) or printable(subwords[token]) for token in ids.tolist()]
-
-
 def main(config: Config, source: BinaryIO | None = None) -> None:
     """Draws the first line of standard input with the run that the configuration names, as a page."""
     compute_with(config.hardware.threads)
@@ -97,7 +89,11 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     sentence = (source or sys.stdin.buffer).readline().decode("utf-8", "replace").strip()
     batch = translated(model, dataset, config, sentence)
     weights = weights_of(model, batch)
-    inner, outer = (_tokens(dataset, ids) for ids in (batch.target_input, batch.source))
+    named, subwords = {BOS: "<s>", EOS: "</s>"}, dataset.tokenizer.subwords
+    inner, outer = (
+        [named.get(token) or printable(subwords[token]) for token in ids.tolist()]
+        for ids in (batch.target_input, batch.source)
+    )
     sides = {"encoder": (outer, outer), "decoder": (inner, inner), "cross": (inner, outer)}
     name = f"{config.experiment} seed {config.seed}, scale {config.scale.name}, {config.data.name}"
     shown: dict[str, list[tuple[str, str]]] = {kind: [] for kind in KINDS}

@@ -17,8 +17,7 @@ from aiayn.report.figure_files import GREY, INK, PAPER_COLOUR, SUPTITLE
 from aiayn.tables.paper_claims import Counts, rank_correlation, rise
 from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, Line, Table
 
-Runs = Mapping[tuple[str, int], Mapping[str, Curve]]
-"""The curves of each (row, seed), by quantity."""
+Runs = Mapping[tuple[str, int], Mapping[str, Curve]]  # the curves of each (row, seed), by quantity
 
 NAMES = {
     "train/loss": "training loss, label-smoothed (nats)",
@@ -29,9 +28,10 @@ NAMES = {
     "minutes": "minutes of training",
 }
 _LENGTH_BUCKETS = 6
+_LEADER = {"arrowstyle": "-", "color": GREY, "linewidth": 0.4, "relpos": (0, 0.5)}  # from a point to its name
 _SIZE = (5.2, 4.6)  # inches: a phone shows it whole, and a desktop two side by side
-_PAPER = {"fmt": "D", "color": PAPER_COLOUR, "fillstyle": "none", "label": "paper"}
-_OURS = {"fmt": "o", "color": INK, "markersize": 4, "capsize": 2, "label": "ours; bars: 95 %"}
+_PAPER: dict[str, Any] = {"fmt": "D", "color": PAPER_COLOUR, "fillstyle": "none", "label": "paper"}
+_OURS: dict[str, Any] = {"fmt": "o", "color": INK, "markersize": 4, "capsize": 2, "label": "ours; bars: 95 %"}
 
 
 def colours(table: Table) -> dict[str, Any]:
@@ -53,14 +53,20 @@ def caption(table: Table) -> str:
 
 def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
     """One quantity of all runs along one axis."""
-    figure, axes = _figure(_SIZE)
+    figure = Figure(figsize=_SIZE)
+    axes = figure.subplots()
     shades = colours(table)
     for (row, _seed), curves in runs.items():
         if quantity in curves and row in shades:
             x, y = curves[quantity].axes[axis], curves[quantity].values
             axes.plot(x, y, color=shades[row], linewidth=1.8 if row == "base" else 1.0, label=row)
     if quantity == "dev/ppl" and axes.has_data():
-        _plain_logarithms(axes)
+        low, high = axes.get_ylim()
+        axes.set_yscale("log")
+        # With few powers of ten a logarithmic axis would name one value or none
+        ticks = MaxNLocator(6) if high < 10 * low else LogLocator(subs=(1, 2, 5))
+        plain = FuncFormatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set(major_locator=ticks, minor_locator=NullLocator(), major_formatter=plain)
     axes.set(xlabel=NAMES[axis], ylabel=NAMES[quantity], title=f"{NAMES[quantity]}, {conditions(table)}")
     return _with_legend(figure, axes)
 
@@ -70,7 +76,8 @@ def group(table: Table, letter: str) -> Figure:
     lines = [line for line in table.lines if line.group in ("base", letter)]
     if letter in ("(A)", "(B)"):  # which vary one size, base's among its values
         lines.sort(key=lambda line: [getattr(getattr(line.config, section), key) for _, section, key in DEFINITION])
-    figure, both = _figure(_SIZE, 2)
+    figure = Figure(figsize=_SIZE)
+    both = figure.subplots(2, sharex=True)
     for axes, name in zip(both, METRICS, strict=True):
         relative, percent = not table.comparable, name == "PPL" and not table.comparable
         papers = {line.name: [line.papers(name)] for line in table.lines}
@@ -104,7 +111,11 @@ def effects(table: Table) -> Figure:
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.axvline(0, color=GREY, linewidth=0.8)
         axes.locator_params(nbins=6)
-        _name(axes, points)
+        # Names stand beside the panel, one below the other in the order of the points; lines lead to them
+        ordered = sorted(points, key=lambda name: points[name][1])
+        for place, name in zip(np.linspace(0.01, 0.99, len(ordered)), ordered, strict=True):
+            at: Any = {"xy": points[name], "xytext": (1.06, place), "textcoords": "axes fraction"}
+            axes.annotate(name, **at, fontsize=7, va="center", arrowprops=_LEADER)
         title: str = metric
         if found := rank_correlation(table, metric):
             title += ": Spearman ρ {:+.2f} ({:+.2f} to {:+.2f})".format(*found)
@@ -115,7 +126,8 @@ def effects(table: Table) -> Figure:
 
 def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure:
     """BLEU of each row by the length of the source, in buckets of equally many sentences, the mean over its seeds."""
-    figure, axes = _figure(_SIZE)
+    figure = Figure(figsize=_SIZE)
+    axes = figure.subplots()
     shades, words = colours(table), np.array(source_words)
     ends = np.unique(np.quantile(words, np.linspace(0, 1, _LENGTH_BUCKETS + 1), method="nearest"))
     ends = ends[min(1, len(ends) - 1) :]  # a bucket's longest source; one bucket where all are of one length
@@ -142,7 +154,8 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure
 
 def layers(times: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     """Of each layer type of Table 1 the seconds per token, measured, against the length of the sequence."""
-    figure, axes = _figure(_SIZE)
+    figure = Figure(figsize=_SIZE)
+    axes = figure.subplots()
     for marker, (name, points) in zip(itertools.cycle("osv^D"), times.items()):
         axes.plot(*zip(*points, strict=True), f"{marker}-", markersize=3, label=name)
     axes.set_xscale("log", base=2)
@@ -165,44 +178,16 @@ def _named(axes: Axes) -> dict[str, Any]:
     return dict(zip(labels, handles, strict=True))
 
 
-def _figure(size: tuple[float, float], panels: int = 1) -> tuple[Figure, Any]:
-    """A figure and its panels, one below the other; a single one by itself."""
-    figure = Figure(figsize=size)
-    return figure, figure.subplots(panels, sharex=True)
-
-
-def _name(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
-    """Writes the points' names beside the panel, one below the other in the order of the points; lines lead to them."""
-    ordered = sorted(points, key=lambda name: points[name][1])
-    leader = {"arrowstyle": "-", "color": GREY, "linewidth": 0.4, "relpos": (0, 0.5)}
-    for place, name in zip(np.linspace(0.01, 0.99, len(ordered)), ordered, strict=True):
-        at: Any = {"xy": points[name], "xytext": (1.06, place), "textcoords": "axes fraction"}
-        axes.annotate(name, **at, fontsize=7, va="center", arrowprops=leader)
-
-
-def _plain_logarithms(axes: Axes) -> None:
-    low, high = axes.get_ylim()
-    axes.set_yscale("log")
-    # With few powers of ten a logarithmic axis would name one value or none
-    axes.yaxis.set_major_locator(MaxNLocator(6) if high < 10 * low else LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
 def _label(table: Table, line: Line) -> str:
     """The first value that the row changes, in the paper's symbols."""
-    if line.name == "base":
-        return "base"
     for symbol, section, key in DEFINITION:
         value, base = (getattr(getattr(row.config, section), key) for row in (line, table.base))
         if value != base:
             return f"{symbol} {value}"
-    return "learned"
+    return "base" if line is table.base else "learned"
 
 
-def _measured(
-    axes: Axes, place: float, own: Sequence[float], base: Sequence[float], percent: bool, style: Mapping[str, Any]
-) -> None:
+def _measured(axes: Axes, at: float, own: list[float], base: list[float], percent: bool, style: dict[str, Any]) -> None:
     """The mean over seeds, less base's where that is given, with its 95 % confidence interval; each seed as a dash."""
     zero = statistics.mean(base) if base else 0.0
     unit = 100 / zero if percent else 1.0
@@ -211,6 +196,6 @@ def _measured(
     found = None if own is base else rise(samples, {"own": 1.0, "base": -1.0} if base else {"own": 1.0})
     if len(own) > 1:
         seeds = [unit * (value - zero) for value in own]
-        axes.plot([place + 0.1] * len(own), seeds, "_", color=GREY, markersize=4, label="each seed")
+        axes.plot([at + 0.1] * len(own), seeds, "_", color=GREY, markersize=4, label="each seed")
     error = found.interval[1] - found.effect if found else None
-    axes.errorbar(place, unit * (statistics.mean(own) - zero), error, **style)
+    axes.errorbar(at, unit * (statistics.mean(own) - zero), error, **style)

@@ -95,14 +95,14 @@ def workspace(run: Config, entity: str) -> Any:
     """The workspace as wandb-workspaces has it; nothing is asked of the network before it is saved."""
     from wandb_workspaces import workspaces as ws
 
+    sections = [
+        ws.Section(name=title, panels=[*map(_built, panels)], is_open=True) for title, panels in SECTIONS.items()
+    ]
     return ws.Workspace(
         entity=entity,
         project=run.wandb.project,
         name=name(run),
-        sections=[
-            ws.Section(name=section, panels=list(map(_built, panels)), is_open=True)
-            for section, panels in SECTIONS.items()
-        ],
+        sections=sections,
         settings=ws.WorkspaceSettings(x_axis=wandb_log.STEP, max_runs=MOST_RUNS),
         runset_settings=ws.RunsetSettings(
             filters=ws.And(ws.Metric("Group") == wandb_log.group(run)),

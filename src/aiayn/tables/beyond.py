@@ -91,7 +91,6 @@ def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
 
 
 def _claim_text(found: Finding) -> str:
-    figures = "published {paper}, ours {ours}"
-    if found.p is not None:
-        figures += " (95 % interval {interval}, over sentences {sentences}), p {p}"
+    tested = "" if found.p is None else " (95 % interval {interval}, over sentences {sentences}), p {p}"
+    figures = f"published {{paper}}, ours {{ours}}{tested}"
     return f"{{verdict}}: {{sentence}} ({{metric}}, {{rows}}): {figures}; {{because}}".format(**found.texts)

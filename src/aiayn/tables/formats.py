@@ -5,7 +5,6 @@ import dataclasses
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,8 +21,7 @@ from aiayn.tables.paper_claims import MIN_ROWS, rank_correlation, signed
 from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, TOLERANCES, Line, Metric, Table
 
 DIGITS: dict[Metric, int] = {"PPL": 2, "BLEU": 1}
-# How a run that is not finished stands out
-_STATUS = {"failed": "far", "stale": "near", "half-done": "near", "missing": "weak"}
+_STATUS = {"failed": "far", "stale": "near", "half-done": "near", "missing": "weak"}  # how unfinished runs stand out
 _COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
 # Columns that a terminal leaves out, the first that fits
 _NARROW = {"definition", "params"}
@@ -37,8 +35,7 @@ class Cell(NamedTuple):
     style: str = ""  # good, near, far, weak
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One column of a printed table; neighbours of one group stand together."""
 
     group: str
@@ -56,8 +53,7 @@ class Column:
         return f"{self.group} {self.name}" if self.group in ("PPL", "BLEU", "params") else self.name
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A table as it is printed, whatever the format."""
 
     title: str
@@ -143,15 +139,12 @@ def _compared(table: Table, metric: Metric) -> list[Column]:
         near = ["good" if gain >= -tolerance else "near" if gain >= -2 * tolerance else "far" for gain in gains]
         return [*columns, differences(metric, "diff", gaps, near)]
     theirs, own = table.effects(paper), table.effects(ours)
-    agree = [_agreement(*pair, tolerance) for pair in zip(own, theirs, strict=True)]
+    # Whether an effect has the paper's sign; one that the paper itself may owe to chance says nothing
+    agree = [
+        "weak" if x is None or y is None or round(abs(y), 6) < tolerance else "good" if x * y > 0 else "far"
+        for x, y in zip(own, theirs, strict=True)
+    ]
     return [*columns, differences(metric, "Δ paper", theirs), differences(metric, "Δ ours", own, agree)]
-
-
-def _agreement(ours: float | None, paper: float | None, tolerance: float) -> str:
-    """Whether an effect has the paper's sign; one that the paper itself may owe to chance says nothing."""
-    if ours is None or paper is None or round(abs(paper), 6) < tolerance:
-        return "weak"
-    return "good" if ours * paper > 0 else "far"
 
 
 def title(table: Table) -> str:
@@ -232,15 +225,14 @@ def _terminal(console: Console, layout: Layout) -> str:
     """What the terminal has room for; a file or a pipe gets every column, without colour."""
     for left_out in _LEFT_OUT:
         kept = [column for column in layout.columns if not {column.group, column.name} & left_out]
-        grid = _grid(dataclasses.replace(layout, columns=kept))
+        grid = _grid(layout._replace(columns=kept))
         needed = Measurement.get(console, console.options.update(max_width=1000), grid)
         if not console.is_terminal or needed.minimum <= console.width:
             break
     if not console.is_terminal:
         console = Console(file=console.file, width=needed.maximum, color_system=None)
     notes = [
-        Text.assemble((status, _COLOURS[_STATUS[status]]), f"  {run}: {detail}")
-        for run, status, detail in layout.table.notes
+        Text.assemble((kind, _COLOURS[_STATUS[kind]]), f"  {run}: {told}") for run, kind, told in layout.table.notes
     ]
     with console.capture() as capture:
         console.print(Text(layout.title, "bold"))

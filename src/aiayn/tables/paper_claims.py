@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,12 +21,11 @@ MIN_ROWS = 10  # fewer rows say little of the order of twenty
 
 Samples = Mapping[str, Sequence[float]]  # a figure of each row's seeds
 Interval = tuple[float, float]
-Counts = Mapping[tuple[str, int], npt.NDArray[np.int64]]
-"""The `metrics.paper_counts` of each (row, seed) on the same sentences."""
+Counts = Mapping[tuple[str, int], npt.NDArray[np.int64]]  # `metrics.paper_counts` of each (row, seed), same sentences
+Resampled = Mapping[str, npt.NDArray[np.float64]]  # each row's BLEU, the mean over its seeds, in resamples
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """That quality rises along `rows`, from the worst to the best, or, if `equal`, that it is the same."""
 
     sentence: str
@@ -162,9 +160,8 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
     # Two-sided and corrected together (Benjamini and Hochberg): of the verdicts at most 5 % are expected to be wrong
     known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
     corrected = iter(stats.false_discovery_control(known).tolist() if known else [])
-    lacking = {
-        line.name for line in table.lines for run in line.runs if run.result and (line.name, run.seed) not in counts
-    }
+    runs = [(line.name, run.seed) for line in table.lines for run in line.runs if run.result]
+    lacking = {key[0] for key in runs if key not in counts}
     resampled = _resampled({key: of_run for key, of_run in counts.items() if key[0] not in lacking})
     findings = []
     for claim, found, pair in zip(claims, rises, evidence, strict=True):
@@ -270,8 +267,8 @@ def _verdict(
     return "reproduced" if for_it else "contradicted", seeds
 
 
-def _resampled(counts: Counts) -> dict[str, npt.NDArray[np.float64]]:
-    """Each row's BLEU, the mean over its seeds, in resamples of the sentences that are the same for all rows."""
+def _resampled(counts: Counts) -> Resampled:
+    """In resamples of the sentences that are the same for all rows."""
     if not counts:
         return {}
     number = len(next(iter(counts.values())))
@@ -282,9 +279,7 @@ def _resampled(counts: Counts) -> dict[str, npt.NDArray[np.float64]]:
     return {row: np.mean(scores, 0) for row, scores in rows.items()}
 
 
-def _sentence_interval(
-    claim: Claim, weights: Mapping[str, float], resampled: Mapping[str, npt.NDArray[np.float64]]
-) -> Interval | None:
+def _sentence_interval(claim: Claim, weights: Mapping[str, float], resampled: Resampled) -> Interval | None:
     if claim.metric != "BLEU" or any(row not in resampled for row in weights):
         return None
     effects = np.sum([weight * resampled[row] for row, weight in weights.items()], 0)

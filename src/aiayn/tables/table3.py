@@ -20,15 +20,9 @@ TOLERANCES: dict[Metric, float] = {"PPL": 0.16, "BLEU": 0.4}
 
 # The columns that say what a row is: (the paper's symbol, section of the config, field).
 DEFINITION = (
-    ("N", "model", "num_layers"),
-    ("d_model", "model", "d_model"),
-    ("d_ff", "model", "d_ff"),
-    ("h", "model", "num_heads"),
-    ("d_k", "model", "d_k"),
-    ("d_v", "model", "d_v"),
-    ("P_drop", "model", "dropout"),
-    ("ε_ls", "training", "label_smoothing"),
-    ("steps", "training", "max_steps"),
+    *(("N", "model", "num_layers"), ("d_model", "model", "d_model"), ("d_ff", "model", "d_ff")),
+    *(("h", "model", "num_heads"), ("d_k", "model", "d_k"), ("d_v", "model", "d_v")),
+    *(("P_drop", "model", "dropout"), ("ε_ls", "training", "label_smoothing"), ("steps", "training", "max_steps")),
 )
 
 
