@@ -26,8 +26,7 @@ def test_a_kind_prints_its_sheet_and_writes_every_number(kind, parts, toy, tmp_p
     result, printed = json.loads((tmp_path / "all.json").read_text()), capsys.readouterr().out
     assert list(result["parts"]) == parts
     assert result["config"]["bench"]["rounds"] == 2
-    rows = [part["layers"] if kind == "layers" else part["lines"] for part in result["parts"].values()]
-    for line in (line for lines in rows for line in lines):
+    for line in (line for part in result["parts"].values() for line in part["layers" if kind == "layers" else "lines"]):
         assert line["name"] in printed
         assert line["name"] in (tmp_path / "all.md").read_text()
 

@@ -22,13 +22,13 @@ def test_attention_in_blocks_equals_a_band_mask(length) -> None:
     parts = torch.randn(3, 5, 2, length, D, requires_grad=True)
     probe, positions = torch.randn(5, 2, length, D), torch.arange(length)
     gap = (positions[:, None] - positions).abs()
-    outputs = [layer_types.attend_nearby(*parts, radius=R // 2)]
-    outputs += [
+    ours = layer_types.attend_nearby(*parts, radius=R // 2)
+    expected, wider = (
         nn.functional.scaled_dot_product_attention(*parts, attn_mask=gap <= radius) for radius in (R // 2, R // 2 + 1)
-    ]
-    (ours, expected, wider), gradients = outputs, [torch.autograd.grad(out, parts, probe)[0] for out in outputs]
+    )
     torch.testing.assert_close(ours, expected)
-    torch.testing.assert_close(gradients[0], gradients[1])
+    gradients = [torch.autograd.grad(output, parts, probe)[0] for output in (ours, expected)]
+    torch.testing.assert_close(*gradients)
     assert torch.allclose(ours, wider, atol=1e-5) == (length <= R // 2 + 1)  # control
 
 
@@ -63,23 +63,20 @@ def connected(build: Callable[[int, int], nn.Module], length: int, depth: int) -
     return torch.stack(rows).ne(0).any(-1)
 
 
-@pytest.mark.parametrize("length", [2, 9, 10])
-@pytest.mark.parametrize(
-    ("number", "layers"),
-    [
-        (0, lambda n: 1),
-        (1, lambda n: 1),  # whose path leads through tokens, not layers
-        (2, lambda n: math.ceil((n - 1) / (K - 1))),
-        (3, lambda n: next(layers for layers in range(n) if K**layers >= n)),
-        (4, lambda n: math.ceil((n - 1) / (R // 2))),
-    ],
-    ids=[name for name, *_ in KINDS],
+# Layers until N tokens are connected; a recurrence's path leads through tokens instead
+DEPTHS = (
+    *(lambda n: 1, lambda n: 1, lambda n: math.ceil((n - 1) / (K - 1))),
+    *(lambda n: next(layers for layers in range(n) if K**layers >= n), lambda n: math.ceil((n - 1) / (R // 2))),
 )
-def test_a_path_is_as_long_as_the_shallowest_connecting_stack(number, layers, length) -> None:
+
+
+@pytest.mark.parametrize("length", [2, 9, 10])
+@pytest.mark.parametrize("number", range(5), ids=[name for name, *_ in KINDS])
+def test_a_path_is_as_long_as_the_shallowest_connecting_stack(number, length) -> None:
     everything = torch.ones(length, length, dtype=torch.bool)
     if number in (1, 2, 3):  # these see earlier tokens alone
         everything = everything.tril()
-    depth, build = layers(length), KINDS[number][-1]
+    depth, build = DEPTHS[number](length), KINDS[number][-1]
     assert torch.equal(connected(build, length, depth), everything)
     assert depth == 1 or not torch.equal(connected(build, length, depth - 1), everything)
 

@@ -51,12 +51,9 @@ def test_a_group_shows_the_papers_effects_and_ours(table: Made) -> None:
         assert points(figure, panel, "o") == pytest.approx(expected, abs=0.15)
     labels = [label.get_text() for label in figure.axes[1].get_xticklabels()]
     assert labels == ["h 1", "h 4", "base", "h 16", "h 32"]
-
-
-def test_under_the_papers_conditions_a_group_shows_figures(table: Made) -> None:
-    figure = figures.group(table(1, "paper", "wmt14_en_de"), "(A)")
-    assert points(figure, 0, "D") == [5.29, 5.0, 4.92, 4.91, 5.01]
-    assert points(figure, 0, "o") == pytest.approx([2 * value for value in (5.29, 5.0, 4.92, 4.91, 5.01)])
+    figure = figures.group(table(1, "paper", "wmt14_en_de"), "(A)")  # figures, under the paper's conditions
+    assert points(figure, 0, "D") == [row.ppl for row in rows]
+    assert points(figure, 0, "o") == pytest.approx([2 * row.ppl for row in rows])
 
 
 def bar(figure: Figure, row: int) -> list[float] | None:
@@ -83,13 +80,10 @@ def test_effects_are_rows_minus_base_and_every_row_is_named(table: Made) -> None
         figure = figures.effects(table(3))
         figure.draw_without_rendering()
     rows = [row.paper for row in compose.rows().values()]
-    expected = (
-        [(row.ppl - 4.92, 2.02 * (row.ppl - 4.92)) for row in rows],
-        [(row.bleu - 25.8, row.bleu - 25.8) for row in rows],
-    )
-    for axes, of_rows, metric in zip(figure.axes, expected, ("PPL", "BLEU"), strict=True):
+    effects = {"PPL": [row.ppl - 4.92 for row in rows], "BLEU": [row.bleu - 25.8 for row in rows]}
+    for axes, (metric, papers), factor in zip(figure.axes, effects.items(), (2.02, 1), strict=True):
         dots = [line.get_xydata()[0] for line in axes.lines if line.get_marker() == "o"]
-        assert np.allclose(dots, of_rows)
+        assert np.allclose(dots, [(effect, factor * effect) for effect in papers])
         assert axes.get_title("left").startswith(f"{metric}: Spearman ρ +1.00 (")
         boxes = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}
         assert set(boxes) == set(compose.ROWS)
@@ -107,26 +101,17 @@ def test_a_curve_has_its_own_values_along_the_axis(axis: str, table: Made) -> No
     line, _ = axes.lines
     assert line.get_xdata().tolist() == drawn["dev/ppl"].axes[axis].tolist()
     assert line.get_ydata().tolist() == [36, 22, 15]
-    names = {"steps": "updates", "tokens": "target tokens", "minutes": "minutes of training"}
-    assert (axes.get_xlabel(), axes.get_ylabel()) == (names[axis], "dev perplexity")
     assert "scale mini, corpus tiny" in axes.get_title()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a_h1"]  # once for all its seeds
 
 
-@pytest.mark.parametrize(
-    ("words", "limit", "buckets", "line"),
-    [
-        ([16] * 300, 0, ["16"], None),
-        ([1, 2, 3, 9, 12] * 60, 5, ["1 to 2", "3", "4 to 9", "10 to 12"], 1.5),
-        ([1, 2, 3, 9, 12] * 60, 12, ["1 to 2", "3", "4 to 9", "10 to 12"], None),
-    ],
-)
-def test_buckets_of_lengths_end_where_training_did(words, limit, buckets, line, table: Made) -> None:
+@pytest.mark.parametrize(("limit", "line"), [(0, None), (5, 1.5), (12, None)])
+def test_buckets_of_lengths_end_where_training_did(limit, line, table: Made) -> None:
     made = table()
     scale = dataclasses.replace(made.scale, max_words=0, max_train_words=limit)
     counts = {("base", 1): np.ones((300, 10), np.int64)}
-    (axes,) = figures.lengths(dataclasses.replace(made, scale=scale), counts, words).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == buckets
+    (axes,) = figures.lengths(dataclasses.replace(made, scale=scale), counts, [1, 2, 3, 9, 12] * 60).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1 to 2", "3", "4 to 9", "10 to 12"]
     assert [drawn.get_xdata()[0] for drawn in axes.lines if drawn.get_linestyle() == "--"] == ([line] if line else [])
     assert [text.get_text() for text in axes.texts] == ([f"trained on up to {limit}"] if line else [])
 
