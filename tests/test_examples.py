@@ -33,6 +33,8 @@ def test_an_example_makes_the_same_three_splits_each_time(name: str, tmp_path: P
         assert len(made[0][f"{split}.source"]) == len(made[0][f"{split}.target"]) > 100
     if name == "trees":
         assert not {*made[0]["train.source"]} & {*made[0]["dev.source"], *made[0]["test.source"]}
+        for sentence, tree in zip(made[0]["dev.source"], made[0]["dev.target"], strict=True):
+            assert script("trees").brackets(tree)["S", 0, len(sentence.split())] >= 1
 
 
 def test_labelled_f1_counts_brackets_by_label_and_place(tmp_path, capsys) -> None:

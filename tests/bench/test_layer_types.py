@@ -63,10 +63,13 @@ def connected(build: Callable[[int, int], nn.Module], length: int, depth: int) -
     return torch.stack(rows).ne(0).any(-1)
 
 
-# Layers until N tokens are connected; a recurrence's path leads through tokens instead
+# Layers until N tokens are connected
 DEPTHS = (
-    *(lambda n: 1, lambda n: 1, lambda n: math.ceil((n - 1) / (K - 1))),
-    *(lambda n: next(layers for layers in range(n) if K**layers >= n), lambda n: math.ceil((n - 1) / (R // 2))),
+    lambda n: 1,
+    lambda n: 1,  # whose path leads through tokens, not layers
+    lambda n: math.ceil((n - 1) / (K - 1)),
+    lambda n: next(layers for layers in range(n) if K**layers >= n),
+    lambda n: math.ceil((n - 1) / (R // 2)),
 )
 
 

@@ -2,6 +2,7 @@
 
 import io
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -36,14 +37,8 @@ def test_a_sentence_that_is_no_picture_is_refused(finished: list[str], line: byt
 
 def test_a_sentence_gives_a_page_and_every_layer_as_files(finished: list[str], monkeypatch: Any) -> None:
     written: dict[str, bytes] = {}
-    seen: dict[str, tuple[list[str], list[str]]] = {}
-    draw = attention_maps.matrices
-
-    def watched(weights: Any, queries: list[str], keys: list[str], title: str) -> Any:
-        seen[title.partition(", layer")[0]] = queries, keys
-        return draw(weights, queries, keys, title)
-
-    monkeypatch.setattr(attention_maps, "matrices", watched)
+    draw = Mock(wraps=attention_maps.matrices)
+    monkeypatch.setattr(attention_maps, "matrices", draw)
     monkeypatch.setattr("aiayn.core.storage.write_bytes", lambda path, data: written.update({path.name: bytes(data)}))
     monkeypatch.setattr("aiayn.core.storage.write_text", lambda path, text: written.update({path.name: text.encode()}))
     source = io.BytesIO(b"1 2 <script>alert(1)</script> 3\nanother line\n")
@@ -54,6 +49,8 @@ def test_a_sentence_gives_a_page_and_every_layer_as_files(finished: list[str], m
     assert "1 2 &lt;script&gt;alert(1)&lt;/script&gt; 3" in page
     assert "<script" not in page
     # The decoder's input begins with BOS, the source ends with EOS; queries look at keys
+    calls = (call.args for call in draw.call_args_list)
+    seen = {title.partition(", layer")[0]: (queries, keys) for _, queries, keys, title in calls}
     (outer, of_encoder), (inner, of_decoder) = seen[KINDS["encoder"]], seen[KINDS["decoder"]]
     assert (outer[-1], "<s>" in outer, inner[0], "</s>" in inner) == ("</s>", False, "<s>", False)
     assert (of_encoder, of_decoder, seen[KINDS["cross"]]) == (outer, inner, (inner, outer))

@@ -47,17 +47,14 @@ def test_every_scale_is_there_in_the_order_of_compute(put_runs: PutRuns) -> None
 
 
 def test_an_effect_is_the_difference_of_means_and_its_bar_welchs(put_runs: PutRuns) -> None:
-    random, seeds = np.random.default_rng(43), (1, 2, 3)
-    ppl = {(row, seed): 9 + random.random() for row in ("base", "a_h1") for seed in seeds}
-    bleu = {key: 20 + random.random() for key in ppl}
-    figures = {name: lambda row, seed, of=of: of[row.experiment, seed] for name, of in (("ppl", ppl), ("bleu", bleu))}
-    (table,) = climbed(put_runs("scale=mini", rows=("base", "a_h1"), seeds=seeds, **figures))
+    drawn = {row: 9 + np.random.default_rng(43 + number).random(3) for number, row in enumerate(("base", "a_h1"))}
+    figure = lambda row, seed: float(drawn[row.experiment][seed])  # noqa: E731
+    (table,) = climbed(put_runs("scale=mini", rows=tuple(drawn), seeds=range(3), ppl=figure, bleu=figure))
     line = table.lines[1]
-    for metric, values in (("PPL", {key: math.log(value) for key, value in ppl.items()}), ("BLEU", bleu)):
-        own, base = ([values[row, seed] for seed in seeds] for row in ("a_h1", "base"))
+    for metric, base, own in (("PPL", *map(np.log, drawn.values())), ("BLEU", *drawn.values())):
         theirs = stats.ttest_ind(own, base, equal_var=False).confidence_interval(0.95)
-        expected = np.mean(own) - np.mean(base), (theirs.high - theirs.low) / 2
-        assert effect(table, line, metric) == pytest.approx(expected, rel=1e-9)  # type: ignore[arg-type]
+        expected = own.mean() - base.mean(), (theirs.high - theirs.low) / 2
+        assert effect(table, line, metric) == pytest.approx(expected, rel=1e-9)
     assert effect(table, table.lines[-1], "PPL") is None  # big has no run
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,17 +139,12 @@ def test_own_variations_stand_below_the_tables(tmp_path, capsys) -> None:
 
 
 def test_counts_are_of_translations_of_this_corpus(tmp_path, monkeypatch) -> None:
-    class Corpus:
-        sha256 = "d" * 64
-
-        def texts(self, split: str, side: str) -> list[str]:
-            return ["ein Haus am See", "zwei Türen"]
-
     run = dataclasses.replace(LIKE, output=str(tmp_path))
-    monkeypatch.setattr(beyond.Dataset, "open", lambda folder: Corpus())
+    corpus = SimpleNamespace(sha256="d" * 64, texts=lambda split, side: ["ein Haus am See", "zwei Türen"])
+    monkeypatch.setattr(beyond.Dataset, "open", lambda folder: corpus)
     for row, lines in (("base", 2), ("f_additive", 2), ("f_unscaled", 1)):
         folder = folders.sweep_folder(run) / row / "seed1"
         storage.write_text(folder / "translations.txt", "ein Haus am See\n" * lines)
     assert set(beyond.counts_of(run, made())) == {("base", 1), ("f_additive", 1)}
-    Corpus.sha256 = "e" * 64  # control
+    corpus.sha256 = "e" * 64  # control
     assert beyond.counts_of(run, made()) == {}

@@ -42,20 +42,18 @@ def like_the_paper(seeds: int, size: float = 0.002) -> Table:
     )
 
 
-def counts_like(scores: Mapping[str, float], sentences: int = 211) -> dict[tuple[str, int], npt.NDArray[np.int64]]:
-    """Translations of made-up sentences, of which each row loses words: the more BLEU, the fewer."""
+def translations(scores: Mapping[str, float], sentences: int) -> tuple[dict[str, list[str]], list[str]]:
+    """Translations of made-up sentences, of which each row loses words: the more BLEU, the fewer; and the sentences."""
     random = np.random.default_rng(3)
-    references = [" ".join(random.choice(WORDS, size=17)) for _ in range(sentences)]
-    drawn = random.random((sentences, 17))
-    found = {}
-    for row, score in scores.items():
-        kept = [
-            " ".join(word for word, lot in zip(line.split(), lots, strict=True) if lot < 0.5 + score / 60)
-            for line, lots in zip(references, drawn, strict=True)
-        ]
-        for seed in (1, 2, 3):
-            found[row, seed] = paper_counts(kept, references, "de")
-    return found
+    references, lots = random.choice(WORDS, size=(sentences, 17)), random.random((sentences, 17))
+    kept = {row: lots < 0.5 + score / 60 for row, score in scores.items()}
+    lines = {row: [" ".join(line[mask]) for line, mask in zip(references, kept[row], strict=True)] for row in kept}
+    return lines, [" ".join(line) for line in references]
+
+
+def counts_like(scores: Mapping[str, float]) -> dict[tuple[str, int], npt.NDArray[np.int64]]:
+    sides, references = translations(scores, 211)
+    return {(row, seed): paper_counts(sides[row], references, "de") for row in sides for seed in (1, 2, 3)}
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +163,7 @@ def test_missing_translations_give_no_interval_over_sentences(papers_counts) -> 
 
 
 def test_the_paired_bootstrap_agrees_with_sacrebleus_paired_test() -> None:
-    random = np.random.default_rng(19)
-    references = [" ".join(random.choice(WORDS, size=13)) for _ in range(101)]
-    sides = {
-        row: [" ".join(word for word in line.split() if random.random() < kept) for line in references]
-        for row, kept in (("a_h1", 0.90), ("base", 0.92))
-    }
+    sides, references = translations({"a_h1": 24.0, "base": 25.2}, 101)
     counts = {(row, 1): paper_counts(lines, references, "de") for row, lines in sides.items()}
     found = next(f for f in paper_claims.check(like_the_paper(1), counts) if f.claim == CLAIMS[0])
     metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
