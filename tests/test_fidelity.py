@@ -21,8 +21,6 @@ from aiayn.runs.models import parameters, trained
 from aiayn.tables import table3
 from aiayn.training import train
 
-DIFFERENCES = ("sinusoids=halves", "target_space=true", "zero_start=true", "embedding_rows=40960")
-
 
 def transformer(**fidelity: bool) -> Transformer:
     torch.manual_seed(17)
@@ -127,9 +125,10 @@ def test_more_rows_than_subwords_train_and_decode(toy) -> None:
 
 def test_every_difference_makes_another_run() -> None:
     plain, released = compose.compose_row(), compose.compose_row("fidelity=released_code")
-    runs = [compose.compose_row(f"fidelity.{difference}") for difference in DIFFERENCES]
+    differences = ("sinusoids=halves", "target_space=true", "zero_start=true", "embedding_rows=40960")
+    runs = [compose.compose_row(f"fidelity.{difference}") for difference in differences]
     assert len({folders.run_folder(run) for run in (plain, released, *runs)}) == 6
-    whole = compose.compose_row(*(f"fidelity.{difference}" for difference in DIFFERENCES))
+    whole = compose.compose_row(*(f"fidelity.{difference}" for difference in differences))
     assert dataclasses.replace(whole.fidelity, name="released_code") == released.fidelity  # these four and no other
 
 

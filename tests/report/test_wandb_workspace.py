@@ -2,12 +2,9 @@
 
 import json
 import os
-import socket
 import sys
-import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -68,39 +65,23 @@ def test_unless_asked_for_the_network_is_not_asked(toy_run, saved, monkeypatch, 
     assert saved == []
 
 
+REFUSED = Mock(side_effect=ValueError(f"no\n{KEY}"))
+
+
 @pytest.mark.parametrize(
     ("trouble", "told"),
     [
-        ("no package", "pip install -c constraints.txt -e '.[dashboard]'"),
-        ("no key", "wandb login, or set WANDB_API_KEY"),
-        ("refusal", "ValueError: no ***"),
+        (lambda patch: patch.setitem(sys.modules, "wandb_workspaces", None), "pip install -c constraints.txt -e '.["),
+        (lambda patch: patch.delenv("WANDB_API_KEY"), "wandb login, or set WANDB_API_KEY"),
+        (lambda patch: patch.setattr("wandb_workspaces.workspaces.Workspace.save", REFUSED), "ValueError: no ***"),
     ],
+    ids=["no package", "no key", "refusal"],
 )
 def test_what_cannot_be_built_is_one_line_without_the_key(toy_run, saved, monkeypatch, capsys, trouble, told) -> None:
-    if trouble == "no package":
-        monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
-    elif trouble == "no key":
-        monkeypatch.delenv("WANDB_API_KEY")
-        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)  # and it waits for none
-    else:
-        monkeypatch.setattr("wandb_workspaces.workspaces.Workspace.save", Mock(side_effect=ValueError(f"no\n{KEY}")))
+    trouble(monkeypatch)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)  # and it waits for no key
     with pytest.raises(SystemExit) as exit:
         wandb_workspace.main(in_mode(toy_run, "online"))
     printed = capsys.readouterr()
     (line,) = printed.err.splitlines()
     assert (exit.value.code, told in line, KEY in printed.out + line) == (1, True, False)
-
-
-def test_a_server_that_never_answers_holds_nobody_up(aiayn, tmp_path: Path, monkeypatch) -> None:
-    """A process of its own: W&B, too, may do things at its end."""
-    pytest.importorskip("wandb_workspaces")
-    aiayn("prepare", "scale=smoke")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        settings = {"WANDB_BASE_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "WANDB_API_KEY": KEY}
-        for name, value in (settings | {"WANDB_HTTP_TIMEOUT": "1", "WANDB_ERROR_REPORTING": "false"}).items():
-            monkeypatch.setenv(name, value)
-        began = time.monotonic()
-        done = aiayn("dashboard", "wandb.mode=online", "scale=smoke", code=1)
-    assert time.monotonic() - began < 30
-    assert "nothing was built" in done.stderr
-    assert list(tmp_path.iterdir()) == [tmp_path / "prepared"]

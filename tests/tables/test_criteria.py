@@ -91,14 +91,6 @@ def test_rows_that_a_scale_makes_equal_or_too_narrow_are_named(printed):
     assert printed(*words)[-1].endswith("(d_k 1, base = c_n8, b_dk16 = b_dk32, c_n2 = c_n4)")
 
 
-def test_missing_rows_are_named(printed):
-    with pytest.raises(SystemExit, match="seed=0: no row is finished"):
-        printed()
-    finished("base")
-    missing = ", ".join(row for row in ROWS if row != "base")
-    assert printed()[1:3] == ["1 rows, 1 minutes of training", f"missing: {missing}"]
-
-
 def test_kept_metrics_give_the_figures_of_the_whole_ones(capsys):
     words = ("scale=small", "scale.steps=0.016", "seed=0")  # 1600 updates, 16 a hundredth
     metrics = finished("base", words=words) / "metrics.jsonl"
