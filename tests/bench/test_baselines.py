@@ -13,8 +13,6 @@ from aiayn.training.lightning_data import Update
 SIZES = ["model.d_model=38", "model.d_ff=43", "model.num_heads=2", "model.num_layers=2", "data.vocab_size=97"]
 SIZES += ["scale=paper", "bench.mean_length=7"]
 RUN = compose.compose_row(*SIZES, "model.d_k=19", "model.d_v=19")
-
-
 BASELINES = {"torch.nn": baselines.TorchTransformer, "Marian": baselines.MarianTransformer}
 
 

@@ -34,10 +34,6 @@ def run_folder(folder: Path, row: str) -> Path:
     return folder / "runs" / "tiny-smoke" / row / "seed1"
 
 
-def result(folder: Path, row: str) -> dict:
-    return json.loads((run_folder(folder, row) / "result.json").read_text())
-
-
 def files(folder: Path) -> dict[Path, int]:
     """Every file and when it was last written."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
@@ -47,11 +43,12 @@ def test_one_command_trains_all_twenty_rows_of_the_table(sweep, aiayn_in):
     folder, printed = sweep
     table = aiayn_in(folder, "table", "scale=smoke", "format=csv").stdout
     assert {path.name for path in (folder / "runs" / "tiny-smoke").iterdir()} == set(compose.ROWS)
-    for row in compose.ROWS:
-        assert result(folder, row)["status"] == "finished"
+    results = {row: json.loads((run_folder(folder, row) / "result.json").read_text()) for row in compose.ROWS}
+    for row, result in results.items():
+        assert result["status"] == "finished"
         assert len(re.findall(rf"^\[\d+/20\] {row} +seed 1  finished  PPL ", printed, re.MULTILINE)) == 1, row
     found = {row["row"]: float(row["ppl"]) for row in csv.DictReader(io.StringIO(table))}
-    assert found == {row: result(folder, row)["dev"]["ppl"] for row in compose.ROWS}
+    assert found == {row: result["dev"]["ppl"] for row, result in results.items()}
 
 
 def test_runs_in_another_precision_are_pointed_to(sweep, aiayn_in):
