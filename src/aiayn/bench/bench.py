@@ -56,8 +56,7 @@ def main(run: Config) -> None:
     head = f"{machine}\n{run.experiment} at scale {run.scale.name}; {sizes}"
     align = ["left" if name in TEXT_COLUMNS else "right" for name in rows[0]]
     table, pipes = (tabulate(rows, "keys", form, colalign=align, disable_numparse=True) for form in ("plain", "pipe"))
-    command = shlex.join([*sys.argv[0].split(), *sys.argv[1:]])
-    made = f"`{command}`, {made_at}, {seconds:.0f} s."
+    made = f"`{shlex.join([*sys.argv[0].split(), *sys.argv[1:]])}`, {made_at}, {seconds:.0f} s."
     output = Path(run.bench.output)
     tables = output.with_suffix(".md")
     storage.write_json(output, {"made_at": made_at, **about, "parts": parts, "seconds": seconds})

@@ -182,10 +182,9 @@ def random_updates(config: Config) -> list[Update]:
 
 def endless(model: Any) -> Any:
     """The model, changed so that EOS is never likely: every output is as long as it may be in every search."""
-    last = model.decoder[-1]
     direction = F.normalize(torch.randn(model.d_model), dim=0)
     with torch.no_grad():
-        last.after_feed_forward.norm.bias.add_(4 * direction)
+        model.decoder[-1].after_feed_forward.norm.bias.add_(4 * direction)
         model.embedding.weight[EOS] = -4 * direction
     return model
 

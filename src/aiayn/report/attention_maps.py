@@ -90,10 +90,8 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     batch = translated(model, dataset, config, sentence)
     weights = weights_of(model, batch)
     named, subwords = {BOS: "<s>", EOS: "</s>"}, dataset.tokenizer.subwords
-    inner, outer = (
-        [named.get(token) or printable(subwords[token]) for token in ids.tolist()]
-        for ids in (batch.target_input, batch.source)
-    )
+    ids = batch.target_input.tolist(), batch.source.tolist()
+    inner, outer = ([named.get(token) or printable(subwords[token]) for token in side] for side in ids)
     sides = {"encoder": (outer, outer), "decoder": (inner, inner), "cross": (inner, outer)}
     name = f"{config.experiment} seed {config.seed}, scale {config.scale.name}, {config.data.name}"
     shown: dict[str, list[tuple[str, str]]] = {kind: [] for kind in KINDS}

@@ -28,7 +28,8 @@ NAMES = {
     "minutes": "minutes of training",
 }
 _LENGTH_BUCKETS = 6
-_LEADER = {"arrowstyle": "-", "color": GREY, "linewidth": 0.4, "relpos": (0, 0.5)}  # from a point to its name
+_LINE = {"arrowstyle": "-", "color": GREY, "linewidth": 0.4, "relpos": (0, 0.5)}  # from a point to its name
+_BESIDE: Any = {"textcoords": "axes fraction", "va": "center", "fontsize": 7, "arrowprops": _LINE}
 _SIZE = (5.2, 4.6)  # inches: a phone shows it whole, and a desktop two side by side
 _PAPER: dict[str, Any] = {"fmt": "D", "color": PAPER_COLOUR, "fillstyle": "none", "label": "paper"}
 _OURS: dict[str, Any] = {"fmt": "o", "color": INK, "markersize": 4, "capsize": 2, "label": "ours; bars: 95 %"}
@@ -114,8 +115,7 @@ def effects(table: Table) -> Figure:
         # Names stand beside the panel, one below the other in the order of the points; lines lead to them
         ordered = sorted(points, key=lambda name: points[name][1])
         for place, name in zip(np.linspace(0.01, 0.99, len(ordered)), ordered, strict=True):
-            at: Any = {"xy": points[name], "xytext": (1.06, place), "textcoords": "axes fraction"}
-            axes.annotate(name, **at, fontsize=7, va="center", arrowprops=_LEADER)
+            axes.annotate(name, points[name], (1.06, place), **_BESIDE)
         title: str = metric
         if found := rank_correlation(table, metric):
             title += ": Spearman ρ {:+.2f} ({:+.2f} to {:+.2f})".format(*found)
@@ -137,8 +137,8 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure
         ends = np.union1d(ends, [longest])  # no bucket holds lengths on both sides of the limit
         at = int(np.searchsorted(ends, longest)) + 0.5
         axes.axvline(at, color=GREY, linestyle="--", linewidth=0.9)
-        place: Any = {"xy": (at, 1), "xycoords": ("data", "axes fraction"), "ha": "right", "va": "top"}
-        axes.annotate(f"trained on up to {trained}", fontsize=7, **place)
+        place: Any = {"xycoords": ("data", "axes fraction"), "ha": "right", "va": "top"}
+        axes.annotate(f"trained on up to {trained}", (at, 1), fontsize=7, **place)
     bucket_of = np.searchsorted(ends, words)
     for row in (line.name for line in table.lines):
         if runs := [of_run for (name, _), of_run in counts.items() if name == row]:

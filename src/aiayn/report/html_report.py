@@ -111,11 +111,10 @@ def sections(material: Material, images: Mapping[str, str]) -> list[Section]:
 
     table = material.table
     test = "Welch's t-test over seeds, p-values corrected for their number. Effects are gains, in BLEU or % of PPL."
-    findings = paper_claims.check(table, material.counts)
     bootstrap = material.missing or f"Over sentences: {paper_claims.RESAMPLES} resamples of {len(material.words)}."
     parts = [
         _tabled(formats.layout(table), "Table 3, paper and ours"),
-        _claims("The paper's claims", [test, bootstrap], findings),
+        _claims("The paper's claims", [test, bootstrap], paper_claims.check(table, material.counts)),
         Section("By scale", figures=shown("ladder")),
         Section("Paper against ours", [formats.rank_sentence(table)], figures=shown("effects", "group")),
         Section("Learning curves", figures=shown("curve")),

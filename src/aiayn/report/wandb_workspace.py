@@ -41,8 +41,7 @@ SECTIONS = {
     "Translations": (Panel("samples", "Samples of the dev set", wandb_log.TRANSLATIONS),),
 }
 COLUMNS = ("dev/bleu", "dev/ppl", "dev/bits_per_character", "dev/bleu_sacrebleu", "dev/bleu_intl")
-# The paper's groups, and in them the rows: keys of what each run says of itself
-LEVELS = (wandb_log.ROW_GROUP, "experiment")
+LEVELS = (wandb_log.ROW_GROUP, "experiment")  # the paper's groups, in them the rows: keys of a run's configuration
 
 
 def main(run: Config) -> None:

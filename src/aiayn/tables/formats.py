@@ -177,8 +177,7 @@ def rank_sentence(table: Table) -> str:
         return f"{start}: not enough rows ({rows} finished, at least {MIN_ROWS} needed)."
     for metric in METRICS:
         found = rank_correlation(table, metric)
-        figures = "{} ({} to {})".format(*map(signed, found)) if found else "none"
-        texts.append(f"{metric} {figures}")
+        texts.append("{} {} ({} to {})".format(metric, *map(signed, found)) if found else f"{metric} none")
     return f"{start}: {', '.join(texts)}; {rows} rows, 95 % intervals by bootstrap over rows and seeds."
 
 

@@ -40,8 +40,7 @@ OTHERS: tuple[tuple[str, dict[str, str], dict[str, float]], ...] = (
     ("GNMT + RL Ensemble", {"en-de": "26.30", "en-fr": "41.16"}, {"en-de": 1.8e20, "en-fr": 1.1e21}),
     ("ConvS2S Ensemble", {"en-de": "26.36", "en-fr": "41.29"}, {"en-de": 7.7e19, "en-fr": 1.2e21}),
 )
-# 5.1: of byte pairs "about 37000", of word pieces 32000
-VOCAB_SIZES = {"en-de": 37_000, "en-fr": 32_000}
+VOCAB_SIZES = {"en-de": 37_000, "en-fr": 32_000}  # 5.1: of byte pairs "about 37000", of word pieces 32000
 HEAD = ("model", "figures from", "BLEU", "13a", "intl", "FLOPs as printed", "FLOPs by count")
 PRINTED, MEASURED, NONE = "the paper's table", "measured here", "–"
 

@@ -5,7 +5,6 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from aiayn.config import compose, folders
@@ -33,7 +32,7 @@ class Measured(NamedTuple):
     deviation: float | None
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Line:
     """One row of Table 3: what the paper has, and what became of our runs of it."""
 
@@ -109,7 +108,7 @@ class Line:
         return Measured(statistics.mean(values), deviation) if values else None
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Table:
     """Table 3 in numbers."""
 
