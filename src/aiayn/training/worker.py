@@ -4,6 +4,7 @@ It is bound to its parent before anything slow. torchrun may start one too, with
 """
 
 import faulthandler
+import gc
 import os
 import sys
 from pathlib import Path
@@ -53,6 +54,7 @@ def leave(code: int) -> NoReturn:
     """Ends this process at once: W&B's own cleaning up at exit would wait for a service that may never answer."""
     sys.stdout.flush()
     sys.stderr.flush()
+    gc.collect()  # frees the semaphores of processes that a signal has ended, which a warning would name
     os._exit(code)
 
 
