@@ -4,7 +4,7 @@ It is bound to its parent before anything slow. torchrun may start one too, with
 """
 
 import faulthandler
-import gc
+import multiprocessing.util
 import os
 import sys
 from pathlib import Path
@@ -54,7 +54,8 @@ def leave(code: int) -> NoReturn:
     """Ends this process at once: W&B's own cleaning up at exit would wait for a service that may never answer."""
     sys.stdout.flush()
     sys.stderr.flush()
-    gc.collect()  # frees the semaphores of processes that a signal has ended, which a warning would name
+    # Frees the semaphores of a pool that a signal has ended: the end below leaves them, and a warning would name them
+    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
     os._exit(code)
 
 
