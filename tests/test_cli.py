@@ -105,6 +105,16 @@ def test_a_mistake_is_one_line_and_code_2_and_writes_nothing(aiayn, tmp_path, ar
 
 
 WRONG = {
+    "train model.dropout=nan": "model.dropout=nan",
+    "train model.d_k=two": "two",
+    "train model.d_model=20": "model.d_model=5",
+    "train data.name=../up": "../up",
+    "train scale=huge": "scale=huge",
+    "train 'scale={}'": "scale={}",
+    "train 'hardware=[cpu]'": "hardware=[cpu]",
+    "train output=null": "output",
+    "table format=pdf": "terminal, md, csv, latex",
+    "train -cn table4": "-cn table4: must be one of beyond, lengths, seeds, table3",
     "train 'data={name: x}'": "data={name: x}",
     "train data=files": "data.train_source",
     "train ~model.dropout": "model.dropout",

@@ -111,7 +111,15 @@ def test_no_worker_outlives_a_process_that_is_killed():
     assert all_end(workers)
 
 
-@pytest.mark.parametrize(("number", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])  # Ctrl-C; kill
+@pytest.mark.parametrize(
+    ("number", "to_group"),
+    [
+        (signal.SIGINT, True),  # Ctrl-C
+        (signal.SIGTERM, False),  # kill
+        (signal.SIGUSR1, True),  # SLURM's warning, which would end multiprocessing's own process
+        pytest.param(signal.SIGUSR1, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_ends_a_process_and_its_workers_with_one_line(number, to_group):
     with at_work() as (parent, workers):
         (os.killpg if to_group else os.kill)(parent.pid, number)

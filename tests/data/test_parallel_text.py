@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiayn.data import parallel_text
@@ -171,3 +171,13 @@ def test_pairs_come_in_chunks_of_bounded_number_and_length(monkeypatch) -> None:
     assert [pair for chunk in chunks for pair in chunk] == pairs
     assert [len(chunk) for chunk in chunks] == [3, 2, 3, 2]
     assert list(in_chunks(iter(pairs[:3]))) == [pairs[:3]]
+
+
+@given(st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=17))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_lines_read_are_pairs_kept_plus_pairs_dropped_by_reason(files, rows) -> None:
+    for side, path in enumerate((files.source, files.target)):
+        path.write_bytes(b"".join(row[side].replace(b"\n", b"") + b"\n" for row in [(b"first", b"first"), *rows]))
+    dropped: Counter[str] = Counter()
+    assert len(list(read_pairs(files, dropped))) + dropped.total() == 1 + len(rows)
+    assert set(dropped) <= {"empty", "invalid UTF-8"}

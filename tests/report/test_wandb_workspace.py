@@ -2,9 +2,12 @@
 
 import json
 import os
+import socket
 import sys
+import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -85,3 +88,18 @@ def test_what_cannot_be_built_is_one_line_without_the_key(toy_run, saved, monkey
     printed = capsys.readouterr()
     (line,) = printed.err.splitlines()
     assert (exit.value.code, told in line, KEY in printed.out + line) == (1, True, False)
+
+
+def test_a_server_that_never_answers_holds_nobody_up(aiayn, tmp_path: Path, monkeypatch) -> None:
+    """A process of its own: W&B, too, may do things at its end."""
+    pytest.importorskip("wandb_workspaces")
+    aiayn("prepare", "scale=smoke")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings = {"WANDB_BASE_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "WANDB_API_KEY": KEY}
+        for name, value in (settings | {"WANDB_HTTP_TIMEOUT": "1", "WANDB_ERROR_REPORTING": "false"}).items():
+            monkeypatch.setenv(name, value)
+        began = time.monotonic()
+        done = aiayn("dashboard", "wandb.mode=online", "scale=smoke", code=1)
+    assert time.monotonic() - began < 30
+    assert "nothing was built" in done.stderr
+    assert list(tmp_path.iterdir()) == [tmp_path / "prepared"]

@@ -167,6 +167,7 @@ def conditions(table: Table) -> str:
         f"Scale {scale['name']}: {', '.join(changed) or 'every factor is 1'}; base was trained with {sizes}."
         f" Data: {table.data}, dev set{''.join(f', {other}' for other in others)}."
         f" Seeds: {', '.join(map(str, table.seeds)) or 'none finished'}{deviation}."
+        + (f" Left out: {table.others} runs with other settings than a row's." if table.others else "")
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import BEYOND, Config, Scale, result_affecting
+from aiayn.config.schema import BEYOND, ROWS, Config, Scale, result_affecting
 from aiayn.runs.records import OF_ROW, SHARED, Run, changed, comparable, look_up, place_in_result, printable, row_group
 
 Metric = Literal["PPL", "BLEU"]
@@ -115,6 +115,7 @@ class Table:
     lines: tuple[Line, ...]
     scale: Scale
     data: str
+    others: int  # runs with other settings than these rows'
     reference: Mapping[str, Any]  # a result with what all that count share; while there is none, the command's config
 
     @property
@@ -179,7 +180,8 @@ def table(run: Config, runs: Sequence[Run], rows: Mapping[str, Config] | None = 
         stale = [found for found in own[name] if found.result and changed(claims, found.result)]
         counted = tuple(found for found in own[name] if found not in stale)
         lines.append(Line(rows[name], trained[name], counted, tuple(stale), claims))
-    return Table(tuple(lines), run.scale, folders.setting(run), reference)
+    others = sum(found.experiment not in ROWS + BEYOND for found in runs)
+    return Table(tuple(lines), run.scale, folders.setting(run), others, reference)
 
 
 def _claims(line: Config) -> dict[str, Any]:
