@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import ROWS, Config, ConfigError
@@ -16,6 +17,7 @@ from aiayn.core import storage
 from aiayn.data.prepare import prepare
 from aiayn.report import html_report
 from aiayn.report.html_report import Section, page
+from aiayn.runs import checkpoint
 
 HOSTILE = (
     "</title><script>alert(1)</script><img src=x onerror=alert(1)> {{7*7}} {% raw %} \u202egnp.exe\x00\x1b[31m"
@@ -124,7 +126,15 @@ def test_the_page_tells_what_became_of_every_row(report: Path) -> None:
 
 def test_every_figure_is_a_file_and_the_page_holds_its_bytes(report: Path) -> None:
     names = {path.stem for path in (report.parent / "figures").iterdir()}
-    assert names >= {"effects", "lengths", "beyond-curve", "beyond-lengths", "curve-dev-ppl-steps", "group-e"}
+    assert names >= {
+        "effects",
+        "positions",
+        "lengths",
+        "beyond-curve",
+        "beyond-lengths",
+        "curve-dev-ppl-steps",
+        "group-e",
+    }
     for name in names:
         drawn = (report.parent / "figures" / f"{name}.svg").read_bytes()
         assert base64.b64encode(drawn).decode() in report.read_text("utf-8")
@@ -150,3 +160,14 @@ def test_layers_are_those_of_a_measurement_that_is_whole(run: Config) -> None:
         path.write_text(damaged)
         assert html_report.collect(run).layers == {}
     path.unlink()
+
+
+def test_learned_positions_are_of_the_newest_intact_checkpoint(run: Config, report: Path) -> None:
+    folder = folders.sweep_folder(run) / "e_learned_positions" / "seed1" / "checkpoints"
+    weights = {f"transformer.{side}_positions.weight": torch.rand(67, 5) for side in ("source", "target")}
+    checkpoint.save({"state_dict": weights}, checkpoint.path_of(folder, 3))
+    found = html_report.collect(run).learned
+    assert list(found) == ["Learned, source side", "Learned, target side"]
+    assert (found["Learned, source side"] == weights["transformer.source_positions.weight"].numpy()[:64]).all()
+    checkpoint.path_of(folder, 3).write_bytes(b"torn")
+    assert html_report.collect(run).learned == {}  # control

@@ -4,8 +4,9 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
@@ -15,8 +16,9 @@ from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
 from aiayn.data.dataset import Dataset
 from aiayn.data.parallel_text import DataError
+from aiayn.paper.layers import sinusoids
 from aiayn.report import curves, figure_files, figures, ladder_figure
-from aiayn.runs import records
+from aiayn.runs import checkpoint, records
 from aiayn.runs.records import printable
 from aiayn.tables import beyond, formats, paper_claims, table3
 from aiayn.tables.paper_claims import Counts, Finding
@@ -52,6 +54,7 @@ class Material(NamedTuple):
     words: Sequence[int]  # of each source sentence of dev
     counts: Counts  # n-grams of the translations of dev, by the rows beyond Table 3 too
     missing: str  # why there is no BLEU over sentences
+    learned: Mapping[str, Any]  # positional vectors of row E, by side
     scales: Sequence[Table]
     layers: Mapping[str, Sequence[tuple[int, float]]]  # (length, seconds a token) of each type; empty if unmeasured
 
@@ -71,7 +74,7 @@ def collect(run: Config) -> Material:
     except (DataError, OSError) as error:
         words, counts, missing = [], {}, f"No paired bootstrap: {printable(str(error))}"
     scales, layers = ladder_figure.tables(run, table), _layers(Path(run.bench.output))
-    return Material(table, others, read, words, counts, missing, scales, layers)
+    return Material(table, others, read, words, counts, missing, _learned(table, folder), scales, layers)
 
 
 def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:
@@ -83,6 +86,18 @@ def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:
         return {name: list(zip(lengths, seconds, strict=True)) for name, seconds in times.items()}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
+
+
+def _learned(table: Table, folder: Path) -> dict[str, Any]:
+    """The positional vectors that the first finished run of row E with a checkpoint has learned."""
+    row = next(line for line in table.lines if line.config.model.positions == "learned")
+    for run in row.finished:
+        with suppress(storage.StorageError):
+            newest = checkpoint.newest(folder / row.name / f"seed{run['seed']}" / "checkpoints")
+            weights = checkpoint.average(newest) if newest else {}
+            sides = {side: weights.get(f"transformer.{side}_positions.weight") for side in ("source", "target")}
+            return {f"Learned, {side} side": found.numpy()[:64] for side, found in sides.items() if found is not None}
+    return {}
 
 
 def draw_figures(material: Material) -> dict[str, Figure]:
@@ -99,6 +114,8 @@ def draw_figures(material: Material) -> dict[str, Figure]:
     for name, made in (("lengths", table), ("beyond-lengths", material.beyond)):
         if made and material.counts:
             drawn[name] = figures.lengths(made, material.counts, material.words)
+    tables = {"Sinusoids (3.5)": sinusoids(64, table.base.trained.model.d_model).numpy(), **material.learned}
+    drawn["positions"] = figures.positions(tables)
     return drawn | ({"layers": figures.layers(material.layers)} if material.layers else {})
 
 
@@ -118,7 +135,7 @@ def sections(material: Material, images: Mapping[str, str]) -> list[Section]:
         Section("By scale", figures=shown("ladder")),
         Section("Paper against ours", [formats.rank_sentence(table)], figures=shown("effects", "group")),
         Section("Learning curves", figures=shown("curve")),
-        Section("BLEU by length", figures=shown("lengths")),
+        Section("Lengths and positions", figures=shown("lengths", "positions")),
     ]
     if others := material.beyond:
         findings = paper_claims.check(others, material.counts, beyond.CLAIMS)
