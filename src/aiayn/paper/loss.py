@@ -5,8 +5,10 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from aiayn.paper.batch import static_rows
 from aiayn.paper.layers import product, transposed_product
 
 # T target tokens of all sentences, packed; D d_model; V vocabulary; R rows of logits that exist at a time
@@ -36,15 +38,15 @@ def label_smoothed_cross_entropy(
 def nats_and_gradient(
     logits: Tensor, target: Tensor, share: float, extra: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Two sums of logits (R, V), -ln p of the targets (R, 1) and of all tokens, and p - expected, the loss's gradient.
+    """-ln p of the targets (R, 1), and of all tokens summed (R,), from logits (R, V); and p - expected (R, V).
 
-    Expected is `share` of each token and `extra` more of the target. The gradient has the logits' type.
+    The last is the loss's gradient, in the logits' type, or None. Expected is `share` of each token and `extra` more of
+    the target.
     """
     # In bf16 a sum over the vocabulary would lose nearly all digits
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_probabilities = wide.log_softmax(1)
-    nats = -log_probabilities.gather(1, target).sum(dtype=torch.float64)
-    all_nats = -log_probabilities.sum(dtype=torch.float64)
+    nats, all_nats = -log_probabilities.gather(1, target), -log_probabilities.sum(1)
     if not with_gradient:
         return nats, all_nats, None
     gradient = log_probabilities.exp_().sub_(share)
@@ -73,14 +75,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         sums = torch.zeros(2, dtype=torch.float64, device=hidden.device)  # nats of the targets, and of all tokens
         grad_hidden = torch.empty_like(hidden) if with_gradient else None
         grad_embedding = torch.zeros_like(embedding) if with_gradient else None
-        rows = max(64, CHUNK_ELEMENTS[hidden.device.type] // len(embedding))
+        rows = max(64, CHUNK_ELEMENTS[hidden.device.type] // len(embedding) // 64 * 64)
         for start in range(0, len(target), rows):
-            part = narrow[start : start + rows]  # (R, D)
-            gold = target[start : start + rows].unsqueeze(1)  # (R, 1)
+            part, gold = narrow[start : start + rows], target[start : start + rows].unsqueeze(1)  # (R, D), (R, 1)
+            tokens = len(gold)
+            if hidden.device.type == "cpu":  # rows of zeros add nothing to the embedding's gradient
+                part, gold = (F.pad(x, (0, 0, 0, static_rows(tokens) - tokens)) for x in (part, gold))
             nats, all_nats, gradient = of_logits(product(part, weight), gold, share, extra, with_gradient)
-            sums += torch.stack((nats, all_nats))
+            sums += torch.stack((nats[:tokens].sum(dtype=torch.float64), all_nats[:tokens].sum(dtype=torch.float64)))
             if gradient is not None and grad_hidden is not None and grad_embedding is not None:
-                grad_hidden[start : start + rows] = product(gradient, weight.t())
+                grad_hidden[start : start + rows] = product(gradient, weight.t())[:tokens]
                 grad_embedding += transposed_product(gradient, part)
         ctx.save_for_backward(grad_hidden, grad_embedding)
         nats_of_target, nats_of_all = sums

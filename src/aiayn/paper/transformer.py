@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from aiayn.paper.attention import MemoryAttention, SelfAttention
-from aiayn.paper.batch import Batch, Packing, to_device
+from aiayn.paper.batch import Batch, Packing, static_rows, to_device
 from aiayn.paper.dropout import Dropout, Randomness, draw, layer_keys
 from aiayn.paper.layers import AddAndNorm, FeedForward, positional_encoding, product
 
@@ -157,7 +157,7 @@ class Transformer(nn.Module):
         return self._pack(tokens, offsets, self.target_positions)
 
     def _pack(self, tokens: Tensor, offsets: Tensor, positions: nn.Module) -> Packing:
-        rows = None
+        rows = static_rows(len(tokens)) if tokens.device.type == "cpu" else None
         if self.is_compiled():
             rows = -(-len(tokens) // self.rows) * self.rows
         packing = Packing(offsets, rows, tokens.device)
