@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).with_name("children")))
 os.environ.update(PYTHONPATH=os.pathsep.join([sys.path[-1], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
 
 import offline  # noqa: F401
+import hypothesis
 import pytest
 import torch
 
@@ -31,6 +32,9 @@ from aiayn.core.signals import StopFlag
 from aiayn.data import prepare
 
 torch.set_num_threads(1)
+# A busy machine is no fault
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 PutRuns = Callable[..., compose.Config]

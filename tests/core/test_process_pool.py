@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -80,6 +81,19 @@ def test_workers_end_with_the_iterator():
     assert any(map(is_alive, workers))
     del answers
     assert not any(map(is_alive, workers))
+
+
+def large(number: int) -> bytes:
+    return bytes(2**27)
+
+
+def test_a_worker_that_is_killed_as_it_writes_does_not_hang():
+    answers = in_order(made(large), iter(range(97)), 2)
+    next(answers)
+    closing = threading.Thread(target=answers.close, daemon=True)  # type: ignore[attr-defined]
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
 
 
 # What `python -c` runs in a process of its own: two workers, each of which prints its number at once and then stays

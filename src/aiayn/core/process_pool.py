@@ -68,6 +68,8 @@ def _by_processes(make: Make[Chunk, Answer], chunks: Iterator[Chunk], processes:
     finally:
         for worker in set(multiprocessing.active_children()) - others:
             worker.kill()
+        # Killed as it wrote an answer: the pipe has an end only if this process does not hold it open
+        executor._result_queue._writer.close()  # type: ignore[attr-defined]
         executor.shutdown(cancel_futures=True)
 
 
