@@ -30,7 +30,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., I) times weight (O, I) transposed, plus bias (O,), as (..., O).
 
     In float32 on a CPU by oneDNN, which torch asks in other types only. Where MKL, made by Intel, has no AVX-512 (AMD
-    Zen 5, 2026-11-26), an update of base takes half the time: at mini 39 ms for 61, at the paper's size 2.4 s for 4.8.
+    Zen 5, 2026-11-26), an update of base takes half the time: at the paper's size 2.3 s for 4.8.
     """
     # Under autocast and in other types torch asks oneDNN itself, or cannot
     if not ONEDNN or x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
