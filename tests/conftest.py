@@ -22,8 +22,8 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", WANDB_SILENT="true")
 sys.path.append(str(Path(__file__).with_name("children")))
 os.environ.update(PYTHONPATH=os.pathsep.join([sys.path[-1], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
 
-import offline  # noqa: F401
 import hypothesis
+import offline  # noqa: F401
 import pytest
 import torch
 
