@@ -63,7 +63,8 @@ def score(folder: Path, result: Path, images: Path) -> None:
     made = read(images)
     whole = [number for number, image in enumerate(made) if len(image) == SIDE**2]
     nearest = np.array([enlarged(small) for small in source.tolist()])
-    own = math.sqrt(np.mean((np.array([made[n] for n in whole]) - target[whole]) ** 2))
+    ours = np.array([made[n] for n in whole]).reshape(-1, SIDE**2)  # also where no image is whole
+    own = math.sqrt(((ours - target[whole]) ** 2).mean()) if whole else math.nan
     print(f"{len(whole)} of {len(made)} images are whole; RMSE {own:.3f} of 16, pixels repeated", end=" ")
     print(f"{math.sqrt(np.mean((nearest - target) ** 2)):.3f}")
 

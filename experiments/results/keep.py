@@ -107,7 +107,9 @@ def results_csv(results: Iterable[Mapping[str, Any]]) -> str:
 def main(runs: Path, kept: Path) -> None:
     """Packs what is finished and not there yet. SystemExit where an archive holds another run of that row and seed."""
     kept.mkdir(parents=True, exist_ok=True)
-    for run in records.read_runs(runs.absolute()):
+    if not (found := records.read_runs(runs.absolute())):
+        raise SystemExit(f"{runs} has no runs")
+    for run in found:
         if run.result is None or "+" in run.experiment:
             continue
         folder = runs.absolute() / run.experiment / f"seed{run.seed}"

@@ -24,7 +24,7 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import Config
+from aiayn.config.schema import Config, ConfigError
 from aiayn.data.update_plan import gather
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import records
@@ -169,4 +169,7 @@ def main(what: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except ConfigError as error:
+        sys.exit(str(error))

@@ -52,7 +52,7 @@ def main(run: Config) -> None:
     about = {"command": sys.argv, "hardware": hardware, "versions": versions, "config": dataclasses.asdict(run)}
     made_at, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(time.perf_counter() - began, 1)
     machine = ", ".join(f"{key} {value}" for key, value in (hardware | versions).items())
-    sizes = f"{run.data.vocab_size} words; updates of {run.training.tokens_per_update} tokens"
+    sizes = f"{run.data.vocab_size} subwords; updates of {run.training.tokens_per_update} tokens"
     head = f"{machine}\n{run.experiment} at scale {run.scale.name}; {sizes}"
     align = ["left" if name in TEXT_COLUMNS else "right" for name in rows[0]]
     table, pipes = (tabulate(rows, "keys", form, colalign=align, disable_numparse=True) for form in ("plain", "pipe"))
