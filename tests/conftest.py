@@ -29,7 +29,6 @@ import torch
 
 from aiayn.config import compose, folders
 from aiayn.core.signals import StopFlag
-from aiayn.data import prepare
 
 torch.set_num_threads(1)
 # A busy machine is no fault
@@ -37,7 +36,6 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
-PutRuns = Callable[..., compose.Config]
 
 
 @pytest.fixture(scope="session")
@@ -113,38 +111,9 @@ def signals() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def result_of() -> Callable[[compose.Config], dict[str, Any]]:
     """A made-up result of a run, with everything that `results.read_result` asks for."""
+    import run_results  # composes a run
 
-    def made_up(run: compose.Config) -> dict[str, Any]:
-        dev = {"ppl": 2.0, "bits_per_character": 1.0, "bleu": {"paper": 3.0, "sacrebleu": 5.0, "intl": 7.0}}
-        names = {"experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "data": folders.setting(run)}
-        counts = {"params": 11, "params_at_40960_rows": 13, "steps": 17}
-        times = {"train_seconds": 19.0, "device_seconds": {"cpu": 38.0}}
-        hashes = {"data": prepare.sha256(run) or "d" * 64, "tokenizer": "7" * 64}
-        made = {"schema": 1, "status": "finished", "config": dataclasses.asdict(run), "sha256": hashes, "dev": dev}
-        return {**made, **names, **counts, **times}
-
-    return made_up
-
-
-@pytest.fixture
-def put_runs(tmp_path: Path, result_of: Callable[[compose.Config], dict[str, Any]]) -> PutRuns:
-    """Writes finished runs of some rows at a scale and returns a run of that sweep; no corpus is prepared for them."""
-
-    from trained_runs import finish
-
-    def made(
-        *overrides: str, rows: tuple[str, ...] = compose.ROWS, seeds: tuple[int, ...] = (1,), **figures: Any
-    ) -> compose.Config:
-        run = compose.compose_row(*overrides, f"output={tmp_path}/runs", f"prepared={tmp_path}/prepared")
-        ppl = figures.get("ppl", lambda row, seed: row.paper.ppl * 2)
-        bleu = figures.get("bleu", lambda row, seed: row.paper.bleu - 5)
-        for name in rows:
-            for seed in seeds:
-                own = compose.row(name, dataclasses.replace(run, seed=seed))
-                finish(own, result_of(own), ppl(own, seed), bleu(own, seed), "c0ffee", [])
-        return run
-
-    return made
+    return run_results.result_of
 
 
 @pytest.fixture(scope="session")

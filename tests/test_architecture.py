@@ -1,7 +1,6 @@
 """The shape of the house: imports point one way, and each library has its rooms."""
 
 import ast
-import os
 import re
 import sys
 from collections import Counter
@@ -11,9 +10,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-from aiayn.config import compose
-from aiayn.core import storage
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "aiayn"
@@ -211,40 +207,6 @@ def test_only_storage_writes_files():
             assert found  # control: the test sees what is written
         else:
             assert found == SAVED_ELSEWHERE.get(path.stem, set()), path
-
-
-@pytest.mark.usefixtures("signals")
-def test_a_run_writes_through_storage_alone(toy_run, tmp_path):
-    """What the lint cannot see: the files that this process really changes, and whose frame asks for it."""
-    from aiayn.training import train
-
-    watching, strangers, ours = True, [], 0
-
-    def watch(event: str, arguments: tuple) -> None:
-        nonlocal ours
-        if not watching or event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate"):
-            return
-        if event == "open" and not (arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
-            return
-        frame, stack = sys._getframe(1), []
-        while frame is not None:
-            stack.append(frame.f_code.co_filename)
-            frame = frame.f_back
-        if str(SOURCE / "core" / "storage.py") in stack:
-            ours += 1
-        elif "__pycache__" not in str(arguments[0]):
-            strangers.append((event, *arguments[:1]))
-
-    sys.addaudithook(watch)
-    try:
-        storage.write_text(tmp_path / "run" / "config.yaml", compose.to_yaml(toy_run))
-        train.train(toy_run, tmp_path / "run")
-        assert strangers == []
-        assert ours > 20
-        (tmp_path / "stranger").touch()  # control
-        assert strangers == [("open", str(tmp_path / "stranger"))]
-    finally:
-        watching = False
 
 
 def test_every_module_has_a_test_file_in_its_folder():

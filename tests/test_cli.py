@@ -1,5 +1,6 @@
 """The command line: manuals at once, a mistake is one line and exit code 2, and leaves nothing behind."""
 
+import io
 import os
 import re
 import shlex
@@ -7,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.errors import MissingConfigException
@@ -21,19 +24,21 @@ from aiayn import cli, manual
 from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, signals, storage
 from aiayn.data import parallel_text
+from aiayn.runs import devices
 from aiayn.sweep import one_run
 
 MANUALS = [["--help"], *([command, "--help"] for command in manual.COMMANDS)]
 
 
-def run_main(*arguments: str) -> tuple[int, str]:
-    """Exit code and what was printed to standard error, in this process; a worker is never started."""
+def run_main(*arguments: str, worker: Callable[[schema.Config], int] = lambda run: 0) -> tuple[int, str]:
+    """Exit code and the line on standard error, in this process, where `worker` is called in place of a real one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["aiayn", *arguments])
         patch.setattr(sys, "path", sys.path[:])
         patch.delitem(Singleton._instances, Plugins, raising=False)  # found once in a process, perhaps without ours
         patch.setenv("HYDRA_FULL_ERROR", "1")
-        patch.setattr(one_run, "run_here", lambda run: 0)
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1 2 3\n")))
+        patch.setattr(one_run, "run_here", worker)
         patch.setattr("aiayn.sweep.launcher.Sweep.work_through", lambda sweep: 0)
         printed: list[str] = []
         patch.setattr(cli, "fail", lambda line, code=2: (printed.append(line), sys.exit(code)))
@@ -86,35 +91,29 @@ def test_manuals_sweeps_and_tables_need_no_torch():
     assert done.stdout.splitlines()[-3:] == ["[]", "False", "True"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["trian"], ("'trian'", "prepare, train, evaluate, translate, table")),
-        (["train", "scale=0"], ("scale=0:", "mini, paper, small, smoke")),
-        (["evaluate", "wandb.mode=disabled"], ("nothing is trained in runs/tiny-mini/base/seed1",)),
-    ],
-)
-def test_a_mistake_is_one_line_and_code_2_and_writes_nothing(aiayn, tmp_path, arguments, words):
+def test_a_mistake_is_one_line_and_code_2_and_writes_nothing(aiayn, tmp_path):
     began = time.monotonic()
-    done = aiayn(*arguments, code=2)
+    done = aiayn("evaluate", "wandb.mode=disabled", code=2)
     assert time.monotonic() - began < 30
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert all(word in line for word in words), line
+    assert "nothing is trained in runs/tiny-mini/base/seed1" in line
     assert list(tmp_path.iterdir()) == []
 
 
 WRONG = {
+    "trian": "'trian' is no command: one of prepare, train, evaluate, translate, table",
+    "train scale=0": "scale=0: must be one of lengths, mini, paper, small, smoke",
     "train model.dropout=nan": "model.dropout=nan",
     "train model.d_k=two": "two",
-    "train model.d_model=20": "model.d_model=5",
     "train data.name=../up": "../up",
     "train scale=huge": "scale=huge",
+    "evaluate wandb.mode=disabled": "nothing is trained in runs/tiny-mini/base/seed1",
     "train 'scale={}'": "scale={}",
     "train 'hardware=[cpu]'": "hardware=[cpu]",
     "train output=null": "output",
     "table format=pdf": "terminal, md, csv, latex",
-    "train -cn table4": "-cn table4: must be one of beyond, lengths, seeds, table3",
+    "train -cn table4": "-cn/--config-name: invalid choice: 'table4' (choose from",
     "train 'data={name: x}'": "data={name: x}",
     "train data=files": "data.train_source",
     "train ~model.dropout": "model.dropout",
@@ -122,8 +121,23 @@ WRONG = {
     "train output=/tmp/ü": "quote a value that has special characters: 'output=\"/tmp/ü\"'",
     "train 'model.dropout=${oc.env:NOTHING_OF_THAT_NAME}'": "NOTHING_OF_THAT_NAME",
     "train =": "=",
+    "train --cfg jobs": "; the flags are -cn NAME, -m, --info, --cfg job|hydra|all",
+    "train --cfg": "--cfg: expected one argument; the flags are ",
+    "train seed=1 -cn": "-cn/--config-name: expected one argument",
+    "train --multirun=seed=1,2": "'seed=1,2'; the flags are -cn NAME, -m,",
+    "train -m --cfg job": "not allowed with argument",
+    "train --package model": "give --cfg job",
+    "train --conf x": "--conf is no flag of this program: -cn NAME",
+    "train seed": "'seed': must be KEY=VALUE",
+    "train output=": "'output=': must be KEY=VALUE; is a shell variable empty?",
+    "train +scale=": "'+scale=': must be KEY=VALUE; is a shell variable empty?",
+    "train hydra/sweeper=optuna": "hydra/sweeper=optuna: sweeps are grids: -m training.learning_rate_factor=0.5,1,2",
+    "train hydra.run.dir=x": "hydra.run.dir=x: runs go where output=FOLDER says",
+    "train hydra.verbose=true": "only hydra/launcher and hydra.launcher.* are read",
     "train -m seed=1,2,-3": "seed=-3",
     "train -m hardware=cpu,gpu": "hardware.accelerator=cpu and gpu",
+    "train -m hardware.threads=1,2": "hardware.threads=1 and 2: the same run, runs/tiny-mini/base/seed1; give each",
+    "train prepared='~nobody-here/x'": "prepared=~nobody-here/x: no such home folder",
     "train -m hydra.launcher.devices=x seed=1,2": "hydra.launcher.devices=",
     "train -m hydra.launcher.hang_timeout=0 seed=1,2": "hydra.launcher.hang_timeout=",
     "prepare -m seed=1,2": "only train sweeps",
@@ -155,6 +169,21 @@ OVERRIDES = st.one_of(
 )
 
 
+def test_more_threads_than_cores_are_one_line_of_warning(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(devices, "cores", lambda: 3)
+    for words, threads in (("threads=999", "999 on 1 device:"), ("devices=4", "1 on 4 devices:"), ("threads=3", None)):
+        said = f"aiayn: hardware.threads={threads} more threads than the 3 cores here, which takes longer\n"
+        assert run_main("train", f"hardware.{words}") == (0, "")
+        assert capsys.readouterr().err == (said if threads else "")
+
+
+def test_hydras_own_configuration_is_shown_as_hydra_does(aiayn):
+    assert yaml.safe_load(aiayn("train", "--cfg", "hydra", "seed=7").stdout)["hydra"]["overrides"]["task"] == ["seed=7"]
+    assert aiayn("train", "--cfg", "job", "-p", "model.d_k").stdout == "64\n"
+    assert "pkg://aiayn.conf" in aiayn("plan", "--info", "searchpath").stdout
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(OVERRIDES, min_size=1, max_size=2))
 @example([f"output={'x' * 300}"])
@@ -174,13 +203,14 @@ def test_no_override_whatever_ends_in_a_traceback(tmp_path_factory, overrides):
 
 
 def test_an_error_of_the_user_has_the_exit_code_of_its_kind():
-    denied = PermissionError(13, "Permission denied", "a/path")
+    absent = FileNotFoundError(2, "No such file", "a/path")
     kinds = {
         compose.ConfigError("x"): exit_codes.WRONG_CONFIGURATION,
         parallel_text.DataError("x"): exit_codes.BAD_DATA,
     }
-    kinds |= dict.fromkeys((storage.StorageError("x"), denied), exit_codes.STORAGE)
-    assert {error: cli.explained(error) for error in kinds} == {error: (kinds[error], str(error)) for error in kinds}
+    kinds |= dict.fromkeys((storage.StorageError("x"), absent), exit_codes.STORAGE)
+    told = {error: "a/path: No such file" if error is absent else "x" for error in kinds}
+    assert {error: cli.explained(error) for error in kinds} == {error: (kinds[error], told[error]) for error in kinds}
 
 
 @pytest.mark.parametrize(
@@ -230,10 +260,15 @@ def test_a_signal_is_not_hidden_by_a_failing_clean_up(capsys):
         interrupted_at(RuntimeError())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_in_an_import_is_one_line_and_75(number, tmp_path):
+BUSY = "import time; aiayn.cli.main = lambda: (threading.Thread(target=time.sleep, args=(99,)).start(), time.sleep(9))"
+
+
+@pytest.mark.parametrize(
+    ("number", "amid"), [(signal.SIGTERM, ""), (signal.SIGINT, ""), (signal.SIGTERM, f"import aiayn.cli\n{BUSY}")]
+)
+def test_a_signal_in_an_import_or_amid_threads_is_one_line(number, amid, tmp_path):
     code = (
-        "import sys, threading, os\nfrom aiayn import __main__\n"
+        f"import sys, threading, os\nfrom aiayn import __main__\n{amid}\n"
         f"threading.Timer(0.4, os.kill, (os.getpid(), {int(number)})).start()\n"
         "sys.argv = ['aiayn', 'bench']\n__main__.main()"
     )
@@ -243,10 +278,12 @@ def test_a_signal_in_an_import_is_one_line_and_75(number, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_flags_may_stand_anywhere():
-    words = "scale=smoke a=1 -cn table3 --config-name=x --cfg job seed=1,2 -m"
-    expected = "-cn table3 --config-name=x --cfg job -m scale='smoke' a=1 seed=1,2"
-    assert " ".join(cli.flags_first(words.split())) == expected
+@pytest.mark.parametrize("words", ["table", "table format=md"])
+def test_a_terminal_of_another_encoding_gets_a_table(words, aiayn, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    printed = aiayn(*words.split()).stdout
+    assert "big" in printed
+    assert printed.isascii()
 
 
 @pytest.mark.parametrize(("words", "line"), [("--help", ""), ("table", ""), ("trian", "'trian' is no command")])

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 
-import model_properties
 import pytest
 import torch
 from models import BOS, SIZES, VOCAB, batch
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from aiayn.config import compose, folders, schema
 from aiayn.core import storage
 from aiayn.cost import plan
-from aiayn.paper.decoding import TransformerDecoder
 from aiayn.paper.layers import sinusoids, sinusoids_in_halves
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import records
@@ -85,11 +83,6 @@ def test_the_decoder_starts_with_zeros_not_with_bos() -> None:
     # BOS counts as one of the tokens to predict alone
     others = torch.arange(VOCAB) != BOS
     assert torch.equal(model(batch())[:, others], before[:, others])
-
-
-def test_released_code_one_token_at_a_time_equals_all_at_once() -> None:
-    model = transformer(sinusoids_in_halves=True, target_space=True, zero_start=True)
-    model_properties.assert_one_token_at_a_time_equals_all_at_once(model, TransformerDecoder(model))
 
 
 # Millions of parameters of the released code, as worked out apart from this program

@@ -1,15 +1,17 @@
 """Two real ranks: they stop together, one's death ends the other, and a run may go from 1 to 2 and back to 1."""
 
 import dataclasses
+import signal
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from trained_runs import equal, rows
+from trained_runs import at_call, equal, rows, trained
 
 from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
@@ -62,29 +64,15 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
     return checkpoint.load(checkpoint.newest(folder / "checkpoints")[0])["state_dict"]
 
 
-def begin(run: schema.Config, until: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trains in this process and is stopped after so many updates."""
-    step = LightningTransformer.training_step
-
-    def stopping(self, batch, index):
-        if batch.number + 1 == until:
-            jobs.os.kill(jobs.os.getpid(), jobs.signal.SIGTERM)
-        return step(self, batch, index)
-
-    folder = folders.run_folder(run)
-    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
-    with monkeypatch.context() as patch:
-        patch.setattr(LightningTransformer, "training_step", stopping)
-        with pytest.raises(Interrupted):
-            train.train(run, folder)
-
-
 def test_a_signal_to_one_rank_stops_both_and_1_2_1_ranks_are_1(toy_run, tmp_path, monkeypatch, sabotage):
     run = on(1, toy_run)
     whole = on(1, dataclasses.replace(toy_run, output=str(tmp_path / "whole")))
     train.train(whole, folders.run_folder(whole))
     folder = folders.run_folder(run)
-    begin(run, 2, monkeypatch)
+    with monkeypatch.context() as patch:
+        at_call(patch, LightningTransformer, "training_step", 2, partial(signal.raise_signal, signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            trained(run, folder)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", sys.executable)
         sabotage(4, "SIGTERM")

@@ -50,7 +50,7 @@ def test_results_csv_has_one_line_for_each_archive(scale: Path) -> None:
 
 def test_a_run_is_packed_once_and_counts_as_finished(tmp_path: Path) -> None:
     run = compose.compose_row("experiment=a_h1", f"output={tmp_path}/runs", f"prepared={tmp_path}/prepared")
-    result = {**run_results.result(), "config": dataclasses.asdict(run)}
+    result = run_results.result_of(run)
     folder, kept = folders.run_folder(run), tmp_path / "kept"
     storage.write_json(folder / "result.json", result)
     texts = {"config.yaml": compose.to_yaml(run), "metrics.jsonl": '{"step": 4}\n', "translations.txt": "Eins\n"}

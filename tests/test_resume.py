@@ -5,24 +5,22 @@ cutting: in every place where a run can be cut an exception is thrown that no co
 """
 
 import dataclasses
-import itertools
 import json
-import os
 import shutil
 import signal
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TINY
-from trained_runs import equal, rows, trained
+from trained_runs import at_call, equal, rows, trained
 
 from aiayn.config import compose, schema
 from aiayn.core import exit_codes, storage
 from aiayn.evaluation import evaluate, search
-from aiayn.runs import checkpoint, records
+from aiayn.runs import checkpoint
 from aiayn.training import callbacks, train
 from aiayn.training.lightning_model import LightningTransformer
 
@@ -81,20 +79,12 @@ def upto(whole: Path, step: int, folder: Path) -> Path:
 
 def go_until(run: schema.Config, folder: Path, owner: Any, name: str, call: int, *, before: bool = True) -> None:
     """Cuts the run in a call of a function, before it does anything or when it has."""
-    original: Callable[..., Any] = getattr(owner, name)
-    calls = itertools.count(1)
 
-    def cutting(*arguments: Any, **named: Any) -> Any:
-        cut = next(calls) == call
-        if cut and before:
-            raise Cut
-        found = original(*arguments, **named)
-        if cut:
-            raise Cut
-        return found
+    def cut() -> None:
+        raise Cut
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, cutting)
+        at_call(patch, owner, name, call, cut, before=before)
         trained(run, folder)
 
 
@@ -183,14 +173,7 @@ def test_a_signal_anywhere_saves_and_a_resume_has_the_same_bits(longer, whole, t
     run = schema.vary(longer, training={"checkpoint_every": 4}, hardware={"tokens_per_search": 31})
     storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     owner, function, when, saved = SIGNALLED[place]
-    original, calls = getattr(owner, function), itertools.count(1)
-
-    def signalled(*arguments: Any, **named: Any) -> Any:
-        if next(calls) == when:
-            os.kill(os.getpid(), getattr(signal, name))
-        return original(*arguments, **named)
-
-    monkeypatch.setattr(owner, function, signalled)
+    at_call(monkeypatch, owner, function, when, partial(signal.raise_signal, getattr(signal, name)))
     assert train.main(folder) == exit_codes.INTERRUPTED
     found = checkpoint.newest(folder / "checkpoints")
     assert found == ([checkpoint.path_of(folder / "checkpoints", saved)] if saved else [])
@@ -234,10 +217,3 @@ def test_a_row_beyond_table_3_resumes_with_the_same_bits(name, digits, tmp_path)
     assert equal(load(folder, last), load(whole, last))
     assert rows(folder) == rows(whole)
     assert result(folder) == result(whole)
-
-
-def test_a_resume_on_other_text_under_the_same_name_is_refused(whole, tmp_path):
-    folder = upto(whole, 5, tmp_path / "run")
-    (folder / "data.sha256").write_text("0" * 64 + "\n")
-    assert train.main(folder) == exit_codes.WRONG_CONFIGURATION
-    assert "was begun on data with SHA-256 000000000000" in records.failure(folder)["cause"]

@@ -1,12 +1,14 @@
 """What two runs are compared by."""
 
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from aiayn.config import compose, folders
+from aiayn.config import compose
 from aiayn.config.schema import Config
 from aiayn.core import storage
 
@@ -19,18 +21,6 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(other) and all(map(equal, one, other))
     return one == other
-
-
-def finish(run: Config, result: dict[str, Any], ppl: float, bleu: float, sha256: str, lines: list[str]) -> None:
-    """A run folder as train leaves it, with that dev set's figures and translations; `result` has all else."""
-    folder = folders.run_folder(run)
-    updates = run.training.max_steps
-    counts = {"source_tokens": 900 * updates, "target_tokens": 1000 * updates}
-    dev = {**result["dev"], "ppl": ppl, "bleu": {"paper": bleu, "sacrebleu": bleu, "intl": bleu}}
-    found = {**result, **counts, "dev": dev, "sha256": {**result.get("sha256", {}), "data": sha256}}
-    storage.write_text(folder / "config.yaml", compose.to_yaml(run))
-    storage.write_json(folder / "result.json", found)
-    storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in lines))
 
 
 def trained(run: Config, folder: Path) -> Path:
@@ -51,3 +41,19 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def cores(number: int) -> list[str]:
     """So many devices of a CPU."""
     return [str(core) for core in range(number)]
+
+
+def at_call(patch: Any, owner: Any, name: str, call: int, act: Callable[[], None], *, before: bool = True) -> None:
+    """Has something happen in one call of a function, before it does anything or when it has."""
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def acting(*arguments: Any, **named: Any) -> Any:
+        due = next(calls) == call
+        if due and before:
+            act()
+        found = original(*arguments, **named)
+        if due and not before:
+            act()
+        return found
+
+    patch.setattr(owner, name, acting)

@@ -1,12 +1,11 @@
 """Each part from beyond Table 3 against its definition, a head and a pair of tokens at a time; and it stays plain."""
 
 import math
-from typing import Any
+from functools import partial
 
-import model_properties
 import pytest
 import torch
-from models import BOS, PARTS, SOURCES, TABLE_3, TARGETS, batch, transformer
+from models import BOS, PARTS, SOURCES, TABLE_3, TARGETS, attend_by_definition, batch, transformer
 from torch import Tensor, nn
 
 from aiayn.config.schema import MAX_DISTANCE
@@ -23,7 +22,7 @@ def by_definition(model: Transformer, source: list[int], target_input: list[int]
     part = {**TABLE_3, **part}
     d_model = model.d_model
 
-    def score(attention: nn.Module, head: int, query: Tensor, key: Tensor, distance: int, to_itself: bool) -> Tensor:
+    def score(attention: nn.Module, to_itself: bool, head: int, query: Tensor, key: Tensor, distance: int) -> Tensor:
         if part["scores"] == "additive":
             return (attention.scores.v[head] * torch.tanh(query + key)).sum()
         if part["positions"] == "relative" and to_itself:
@@ -32,22 +31,7 @@ def by_definition(model: Transformer, source: list[int], target_input: list[int]
         return query @ key / (1 if part["scores"] == "dot" else math.sqrt(len(key)))
 
     def attend(attention: nn.Module, x: Tensor, memory: Tensor | None, causal: bool) -> Tensor:
-        heads, wide, deep = attention.num_heads, attention.d_k, attention.d_v
-        if memory is None:
-            projected = attention.query_key_value(x).split([heads * wide, heads * wide, heads * deep], 1)
-        else:
-            projected = attention.query(x), *attention.key_value(memory).split([heads * wide, heads * deep], 1)
-        queries, keys, values = ([*side.chunk(heads, 1)] for side in projected)
-        rows = []
-        for t in range(len(x)):
-            found = []
-            for h in range(heads):
-                seen = range(t + 1 if causal else len(keys[h]))
-                scores = [score(attention, h, queries[h][t], keys[h][s], s - t, memory is None) for s in seen]
-                weights = torch.stack(scores).exp()
-                found.append(sum(w * values[h][s] for w, s in zip(weights / weights.sum(), seen, strict=True)))
-            rows.append(torch.cat(found))
-        return attention.output(torch.stack(rows))
+        return attend_by_definition(attention, x, memory, causal, partial(score, attention, memory is None))
 
     def add(around: AddAndNorm, x: Tensor, sublayer: Tensor) -> Tensor:
         return around.norm(x + sublayer if part["residual"] == "connections" else sublayer)
@@ -88,10 +72,3 @@ def test_a_part_does_what_its_definition_says(name: str) -> None:
                 weight.zero_()
     other = by_definition(model, source, [BOS, *target[:-1]], **(PARTS[name] if name in WEIGHTED else TABLE_3))
     assert not torch.allclose(other, expected[0])
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_every_gradient_equals_finite_differences(name: str) -> None:
-    sizes: dict[str, Any] = {"num_layers": 2, "d_model": 4, "d_ff": 5, "num_heads": 2, "d_k": 2, "d_v": 3}
-    model = transformer(**sizes, vocab_size=15, **PARTS[name])
-    model_properties.assert_the_gradient_is_that_of_finite_differences(model)

@@ -4,29 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import model_properties
 import pytest
 import torch
 from conftest import Command
-from models import BOS, SOURCES, TARGETS, VOCAB, batch
+from models import BOS, SOURCES, TARGETS, batch, recurrent
 from torch import Tensor, nn
 from trained_runs import trained
 
-from aiayn.alternatives.recurrent import RecurrentDecoder, RecurrentModel
+from aiayn.alternatives.recurrent import RecurrentModel
 from aiayn.bench import bench
 from aiayn.config import compose
 from aiayn.config.schema import ConfigError
 from aiayn.evaluation import export
 from aiayn.report import attention_maps
 
-SIZES = {"num_layers": 2, "d_model": 14, "dropout": 0.1, "vocab_size": VOCAB}
 KINDS = pytest.mark.parametrize("attention", [False, True], ids=["fixed vector", "attention"])
-
-
-def recurrent(attention: bool, **changes: float) -> RecurrentModel:
-    """A small float64 model in evaluation mode."""
-    torch.manual_seed(17)
-    return RecurrentModel(**{**SIZES, **changes}, attention=attention).double().eval()
 
 
 def lstm(module: nn.LSTM, inputs: list[Tensor], h: Tensor, c: Tensor, suffix: str = "") -> tuple[list[Tensor], Tensor]:
@@ -76,17 +68,6 @@ def test_the_logits_are_those_of_the_equations_written_as_loops(attention: bool)
 
 
 @KINDS
-def test_it_is_what_every_model_of_translation_has_to_be(attention: bool) -> None:
-    model_properties.assert_a_later_target_token_changes_no_earlier_logit(recurrent(attention))
-    model_properties.assert_a_source_token_changes_every_logit_of_its_sentence_alone(recurrent(attention))
-    model_properties.assert_dropout_is_a_function_of_seed_and_update(recurrent(attention))
-    model = recurrent(attention)
-    model_properties.assert_one_token_at_a_time_equals_all_at_once(model, RecurrentDecoder(model))
-    small = recurrent(attention, d_model=4, vocab_size=15)
-    model_properties.assert_the_gradient_is_that_of_finite_differences(small)
-
-
-@KINDS
 def test_dropout_does_not_depend_on_the_micro_batch(attention: bool) -> None:
     model, given = recurrent(attention).train(), batch()
     together = per_sentence(model(given, (1, 2)))
@@ -96,16 +77,6 @@ def test_dropout_does_not_depend_on_the_micro_batch(attention: bool) -> None:
         torch.testing.assert_close(logits, model(replace(alone, **first), (1, 2)))
         if number:  # control
             assert not torch.allclose(logits, model(alone, (1, 2)))
-
-
-@KINDS
-def test_reordered_hypotheses_go_on_from_their_own_past(attention: bool) -> None:
-    model = recurrent(attention)
-    model_properties.assert_hypotheses_go_on_from_their_own_past(
-        RecurrentDecoder(model).start,
-        lambda source, past: reference(model, source, past)[-1],
-        lambda decoding: decoding.memory.shape[0],
-    )
 
 
 def test_gradients_are_taken_outside_autocast(digits: list[str], tmp_path: Path, monkeypatch, signals: None) -> None:

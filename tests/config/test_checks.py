@@ -1,6 +1,8 @@
 """What does not suit is refused in one line that names the key, its value and the remedy."""
 
 import dataclasses
+import os
+from operator import attrgetter
 
 import pytest
 
@@ -25,6 +27,8 @@ from aiayn.config import checks, compose, schema
         ("+model.num_layer=3", r"model.num_layer.* did you mean model.num_layers\?"),
         ("hardware.compile=true", "hardware.compile=true: must be false on a CPU"),
         ("output=2024_11_23", "output=20241123.* must be text"),
+        ("training.max_steps=1e5", "^training.max_steps=100000.0: must be a whole number: training.max_steps=100000$"),
+        ("seed=1.5", "seed=1.5: must be a whole number$"),
         ("data.test_target=mine.de", r"data.test_target=mine.de: .* data.train_source.*\(data=files\)"),
     ],
 )
@@ -32,6 +36,22 @@ def test_a_wrong_value_is_one_line_with_key_value_and_remedy(words, line):
     with pytest.raises(schema.ConfigError, match=line) as caught:
         compose.compose_row(*words.split())
     assert "\n" not in str(caught.value)
+
+
+def test_every_path_may_begin_with_a_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home of/ü")
+    paths = [key for key, _, meta in schema.leaves(schema.Config()) if "path" in meta]
+    assert {*paths} == schema.PATHS | {"data.source", "output", "prepared", "bench.output"}
+    run = compose.compose_row(*(f"{key}='~/{key} 1'" for key in paths))
+    assert [attrgetter(key)(run) for key in paths] == [f"/home of/ü/{key} 1" for key in paths]
+    assert compose.compose_row("output='~root/x'").output == os.path.expanduser("~root/x") != "~root/x"
+
+
+def test_no_text_is_empty_but_for_what_a_corpus_does_without():
+    text = {key for key, value, _ in schema.leaves(compose.compose_row()) if isinstance(value, str)}
+    for key in text - schema.PATHS - {"experiment", "data.source", "published.where"}:
+        with pytest.raises(schema.ConfigError, match=f"^{key}=''"):
+            compose.compose_row(f"{key}=''")
 
 
 def test_what_suits_is_not_refused():  # control

@@ -34,9 +34,17 @@ ASKED = [Requirement(line) for line in [*PROJECT["dependencies"], *PROJECT["opti
 def test_a_known_bad_version_is_refused_by_name_with_a_remedy(monkeypatch, name, version):
     installed = metadata.version
     monkeypatch.setattr(metadata, "version", lambda asked: version if asked == name else installed(asked))
-    with pytest.raises(ValueError, match=f"^{name} {re.escape(version)} .*: pip install -c constraints.txt"):
+    with pytest.raises(ValueError, match=f"^{name} {re.escape(version)} .*: pip install '{name}") as refused:
         versions.refuse()
-    assert not Requirement(f"{name}{next(r.specifier for r in ASKED if r.name == name)}").specifier.contains(version)
+    # What is to be typed replaces that version, in a checkout and elsewhere
+    assert not Requirement(str(refused.value).split("'")[1]).specifier.contains(version)
+
+
+def test_every_extra_that_a_remedy_names_exists():
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    remedies = {*re.findall(r"pip install 'aiayn\[(\w+)\]'", source)}
+    assert remedies == {"launchers", "export", "dashboard"} <= PROJECT["optional-dependencies"].keys()
+    assert "pip install -" not in source  # as `-e .`, which needs a checkout
 
 
 def test_installed_and_missing_packages_are_not_refused(monkeypatch):  # control
@@ -59,7 +67,7 @@ def test_it_is_refused_before_it_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "2 set()\n"
-    assert done.stderr == ("aiayn: pytorch-lightning 2.6.2 is malicious: pip install -c constraints.txt -e '.[dev]'\n")
+    assert done.stderr == ("aiayn: pytorch-lightning 2.6.2 is malicious: pip install 'pytorch-lightning<3,>=2.6.6'\n")
 
 
 def test_the_constraints_pin_exact_versions_that_any_build_has():

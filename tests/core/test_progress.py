@@ -5,11 +5,12 @@ import re
 
 import pytest
 
-from aiayn.config import compose
+from aiayn.config import compose, folders
 from aiayn.core import progress
 from aiayn.data import prepare
 from aiayn.report import html_report
-from aiayn.tables import table2
+from aiayn.runs import records
+from aiayn.tables import table2, table3
 from aiayn.training import train
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
@@ -65,11 +66,12 @@ def test_of_a_stage_the_first_and_the_last_message_are_printed(capsys):
 @pytest.mark.parametrize("where", ["terminal", "log"])
 def test_long_commands_show_bars_on_a_terminal_alone(finished, toy_run, tmp_path, capsys, terminal, command, where):
     run = compose.compose_row(*finished)
+    table = table3.table(run, records.read_runs(folders.sweep_folder(run)))
     fresh = dataclasses.replace(run, prepared=str(tmp_path / "prepared"))
     shown, work = {
         "prepare": ("prepare: training a 25-subword vocabulary", lambda: prepare.main(fresh)),
         "evaluate": ("decoding dev", lambda: table2.main(run)),
-        "report": ("reading curves", lambda: html_report.collect(run)),
+        "report": ("reading curves", lambda: html_report.sections(run, table, None)),
         "train": ("base: decoding", lambda: train.train(toy_run, tmp_path / "run")),
     }[command]
     screen = terminal() if where == "terminal" else None

@@ -13,22 +13,25 @@ from aiayn.core import signals
 from aiayn.core.signals import Interrupted, StopFlag
 
 
+@pytest.fixture(autouse=True)
+def handlers_are_restored():
+    before = [signal.getsignal(number) for number in signals.STOPPING]
+    yield
+    assert [signal.getsignal(number) for number in signals.STOPPING] == before
+
+
 @pytest.mark.parametrize("number", signals.STOPPING)
-def test_a_signal_leaves_its_name_and_handlers_are_restored(number):
-    before = [signal.getsignal(each) for each in signals.STOPPING]
+def test_a_signal_leaves_its_name(number):
     with StopFlag() as stop:
         stop.check()
         os.kill(os.getpid(), number)
         assert stop.asked == number.name
         with pytest.raises(Interrupted, match=f"stopped by {number.name}; repeat the command"):
             stop.check()
-    assert [signal.getsignal(each) for each in signals.STOPPING] == before
 
 
 @pytest.mark.parametrize("number", signals.STOPPING)
 def test_a_signal_interrupts_what_survives_every_error(number):
-    before = [signal.getsignal(each) for each in signals.STOPPING]
-
     def work() -> None:
         with suppress(Exception):
             os.kill(os.getpid(), number)
@@ -36,7 +39,6 @@ def test_a_signal_interrupts_what_survives_every_error(number):
 
     with pytest.raises(Interrupted, match=f"stopped by {number.name}; repeat the command"), signals.interrupting():
         work()
-    assert [signal.getsignal(each) for each in signals.STOPPING] == before
 
 
 def test_a_repeated_request_is_ignored_and_a_new_one_is_not(monkeypatch):

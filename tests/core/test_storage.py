@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -200,13 +201,42 @@ def test_what_a_library_writes_is_staged_and_then_moved(tmp_path):
     with storage.staged(tmp_path / "export") as staging:
         assert staging.parent == tmp_path
         (staging / "model.bin").write_bytes(b"weights")
+        (staging / "model.bin").chmod(0o600)  # as safetensors leaves it
+        (staging / "other").touch()
         assert not (tmp_path / "export").exists()
-    assert [path.name for path in tmp_path.rglob("*")] == ["export", "model.bin"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["export", "model.bin", "other"]
+    assert len({path.stat().st_mode for path in (tmp_path / "export").iterdir()}) == 1
     with suppress(LookupError), storage.staged(tmp_path / "export") as staging:  # a failure leaves the old ones
         (staging / "model.bin").write_bytes(b"half")
         raise LookupError
     assert (tmp_path / "export" / "model.bin").read_bytes() == b"weights"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("closed", "said"), [("<&-", "standard input is"), (">&-", "standard output is"), ("2>&-", "")]
+)
+def test_no_file_takes_the_number_of_a_closed_stream(tmp_path, closed, said):
+    code = (
+        "from aiayn.core import storage\n"
+        "try: storage.open_standard_streams(reads=True)\n"
+        "except storage.StorageError as error: print(error, file=storage.sys.stderr)\n"
+        "with open('file', 'w') as file: file.write(str(file.fileno())); print('x', file=storage.sys.stderr)"
+    )
+    command = f"{sys.executable} -c {shlex.quote(code)} {closed}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert int((tmp_path / "file").read_text()) > 2
+    assert re.fullmatch(f"{said} closed: .*\nx\n" if said else "", done.stderr)
+
+
+def test_an_error_names_whose_mode_denies_permission(tmp_path):
+    """Root may read all files: the errors are made up."""
+    (tmp_path / "shut").mkdir(mode=0o500)
+    (tmp_path / "shut" / "file").touch(0o640)
+    for name, denies in (("shut/new/deep", "shut has mode dr-x------"), ("shut/file", "shut/file has mode -rw-r-----")):
+        with pytest.raises(storage.StorageError) as refused, storage.errors():
+            raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / name))
+        assert str(refused.value) == f"{tmp_path / name}: Permission denied ({tmp_path / denies})"
 
 
 def test_a_reader_that_leaves_is_no_error_of_storage(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from aiayn.config import compose, folders, schema
+from aiayn.core import storage
 from aiayn.data.sentencepiece_bpe import EOS
 from aiayn.data.update_plan import gather
 from aiayn.evaluation import evaluate
@@ -65,6 +66,15 @@ def test_figures_of_an_unfinished_run_carry_their_update(run, capsys):
         _, name = evaluate.evaluate_trained(run)
         assert f"scale paper{said}:" in capsys.readouterr().out
         assert json.loads((folders.run_folder(run) / f"evaluation-{name}.json").read_text())["steps"] == updates
+
+
+def test_figures_are_printed_where_they_cannot_be_written(run, capsys):
+    path = folders.run_folder(run) / "evaluation-dev-average1.json"
+    path.unlink(missing_ok=True)
+    path.mkdir()  # as unwritable for root as for anyone
+    with pytest.raises(storage.StorageError, match=r"cannot write .*evaluation-dev-average1\.json"):
+        evaluate.evaluate_trained(run)
+    assert "perplexity" in capsys.readouterr().out
 
 
 def test_evaluating_again_gives_the_result_s_figures(run):

@@ -82,7 +82,7 @@ def test_ctranslate2_computes_what_we_do_for_every_row(name, tmp_path):
     model = random_model(smoke(name))
     if name == "c_n2":
         model.double()  # as a run in 64 bits has it; it is written in 32
-    export.export(model, SUBWORDS, "ctranslate2", tmp_path)
+    export.write(model, SUBWORDS, "ctranslate2", tmp_path)
     found, expected = ctranslate2_log_probabilities(tmp_path), our_log_probabilities(model)
     torch.testing.assert_close(found, expected, atol=5e-3, rtol=1e-3)  # its exponential function is an approximation
     for beam_size in (1, 4):
@@ -101,7 +101,7 @@ def test_queries_of_another_width_need_another_scale(tmp_path, monkeypatch):  # 
         return query, *rest
 
     monkeypatch.setattr(export, "projections", scaled)
-    export.export(model, SUBWORDS, "ctranslate2", tmp_path)
+    export.write(model, SUBWORDS, "ctranslate2", tmp_path)
     assert (ctranslate2_log_probabilities(tmp_path) - expected).abs().max() > 0.05
 
 
@@ -149,5 +149,5 @@ def test_what_cannot_be_exported_is_refused(finished, tmp_path, words):
 
 def test_a_missing_library_is_named(finished, monkeypatch):
     monkeypatch.setattr(export, "find_spec", lambda name: None)
-    with pytest.raises(schema.ConfigError, match=r"pip install .* '\.\[export\]'"):
+    with pytest.raises(schema.ConfigError, match=r"pip install 'aiayn\[export\]'"):
         export.main(compose.compose_row(*finished, "format=ctranslate2"))

@@ -1,8 +1,11 @@
 """Searches of many sentences: all of them, in order, in batches within their limit, with the bits of one thread."""
 
 import dataclasses
+import threading
+import time
 from itertools import chain
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from table_model import BOS, EOS, Table, assert_same
 
 from aiayn.config import compose
+from aiayn.core.signals import Interrupted
 from aiayn.evaluation import search
 from aiayn.paper.beam_search import Hypothesis, beam_search
 from aiayn.runs.models import trained
@@ -41,6 +45,18 @@ def test_translations_come_back_in_order_from_full_batches(lengths: list[int], t
             assert_same(hypothesis, alone, tolerance=1e-12)
         else:
             assert hypothesis == Hypothesis([], 0.0, 0.0, finished=True)
+
+
+def test_a_signal_waits_for_no_thread_that_searches():
+    """It comes to the main thread, while another is amid a step that takes minutes."""
+    model, released, began = Table(vocab_size=13), threading.Event(), time.monotonic()
+    start = model.start
+    model.start = lambda source, offsets: (len(source) == 3 and released.wait(60)) or start(source, offsets)
+    sources, leave = [np.full(length, 5, np.int32) for length in (2, 9)], Mock(side_effect=Interrupted)
+    with pytest.raises(Interrupted):
+        search.translate_ids(model, sources, tokens_per_batch=1, threads=2, done=leave, **OPTIONS)
+    released.set()
+    assert time.monotonic() - began < 30
 
 
 @pytest.fixture

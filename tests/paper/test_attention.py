@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel import stand_in
+from models import attend_by_definition
 from torch import Tensor, nn
 from torch.nn.attention import varlen
 
@@ -42,24 +43,6 @@ def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
         torch.testing.assert_close(a, b)
 
 
-def by_definition(module: nn.Module, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
-    """Section 3.2 for one sentence x (T, D) and its memory (S, D): a loop over heads and queries."""
-    rows = []
-    if isinstance(module, SelfAttention):
-        queries, keys, values = module.query_key_value(x).split((H * K, H * K, H * V), 1)
-    else:
-        queries, (keys, values) = module.query(x), module.key_value(memory).split((H * K, H * V), 1)
-    queries, keys, values = (part.chunk(H, 1) for part in (queries, keys, values))
-    for t in range(len(x)):
-        heads = []
-        for h in range(H):
-            seen = t + 1 if causal else len(memory)
-            scores = torch.stack([queries[h][t] @ keys[h][s] / math.sqrt(K) for s in range(seen)])
-            heads.append(sum(weight * values[h][s] for s, weight in enumerate(scores.exp() / scores.exp().sum())))
-        rows.append(module.output(torch.cat(heads)))
-    return torch.stack(rows)
-
-
 def test_eq_1_by_hand() -> None:
     # d_k = 4, so scores are halved: 0 and ln 3, weights 1/4 and 3/4
     queries = torch.tensor([[2.0, 0.0, 0.0, 0.0]])
@@ -78,7 +61,7 @@ def test_eq_1_by_hand() -> None:
 def test_self_attention_equals_its_definition(causal: bool, lengths: tuple[int, ...]) -> None:
     module, x, packing = drawn(SelfAttention(D, H, K, V)), packed(lengths), packing_of(lengths)
     ours = module(x, packing, causal=causal)
-    expected = torch.cat([by_definition(module, part, part, causal) for part in x.split(lengths)])
+    expected = torch.cat([attend_by_definition(module, part, None, causal) for part in x.split(lengths)])
     assert_same(ours, expected, [x, *module.parameters()])
     # Control: the wrong mask is noticed
     assert not torch.allclose(module(x, packing, causal=not causal), expected)
@@ -89,7 +72,7 @@ def test_attention_to_another_side_equals_its_definition() -> None:
     memory_packing = packing_of(MEMORY_LENGTHS)
     ours = module(x, memory, packing_of(LENGTHS), memory_packing)
     pairs = zip(x.split(LENGTHS), memory.split(MEMORY_LENGTHS), strict=True)
-    expected = torch.cat([by_definition(module, *pair, causal=False) for pair in pairs])
+    expected = torch.cat([attend_by_definition(module, *pair, causal=False) for pair in pairs])
     assert_same(ours, expected, [x, memory, *module.parameters()])
     memory_packing.mask = None  # control: the padding takes part
     assert not torch.allclose(module(x, memory, packing_of(LENGTHS), memory_packing), expected)

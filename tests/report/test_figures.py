@@ -1,8 +1,6 @@
 """What is drawn is what was measured: points, intervals and titles read back from the figures."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,32 +8,22 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from scipy import stats
 
-from aiayn.config import compose, folders
+from aiayn.config import compose
 from aiayn.paper.layers import sinusoids
 from aiayn.report import figures
 from aiayn.report.curves import AXES, Curve
 from aiayn.report.figure_files import style
-from aiayn.runs import records
-from aiayn.tables import table3
 from aiayn.tables.table3 import Table
+from tests.tables.test_formats import table as made_up
 
-Made = Callable[..., Table]
 
-
-@pytest.fixture
-def table(put_runs: Any) -> Made:
+def table(seeds: int = 1, scale: str = "mini", data: str = "tiny") -> Table:
     """Made-up results in which each seed adds 1 % of perplexity and 0.1 BLEU."""
-
-    def made(seeds: int = 1, scale: str = "mini", data: str = "tiny") -> Table:
-        run = put_runs(
-            *(f"scale={scale}", f"data={data}"),
-            seeds=range(seeds),
-            ppl=lambda row, seed: row.paper.ppl * 2 * (1 + seed / 100),
-            bleu=lambda row, seed: row.paper.bleu + seed / 10,
-        )
-        return table3.table(run, records.read_runs(folders.sweep_folder(run)))
-
-    return made
+    return made_up(
+        *(scale, data, range(seeds)),
+        ppl=lambda row, seed: row.paper.ppl * 2 * (1 + seed / 100),
+        bleu=lambda row, seed: row.paper.bleu + seed / 10,
+    )
 
 
 def points(figure: Figure, panel: int, marker: str) -> list[float]:
@@ -44,7 +32,7 @@ def points(figure: Figure, panel: int, marker: str) -> list[float]:
     return [float(line.get_ydata()[0]) for line in sorted(found, key=lambda line: line.get_xdata()[0])]
 
 
-def test_a_group_shows_the_papers_effects_and_ours(table: Made) -> None:
+def test_a_group_shows_the_papers_effects_and_ours() -> None:
     figure = figures.group(table(3), "(A)")
     rows = [compose.rows()[row].paper for row in ("a_h1", "a_h4", "base", "a_h16", "a_h32")]
     for panel, expected in ((0, [100 * (row.ppl / 4.92 - 1) for row in rows]), (1, [row.bleu - 25.8 for row in rows])):
@@ -63,7 +51,7 @@ def bar(figure: Figure, row: int) -> list[float] | None:
     return None if not ours[row].lines[2] else ours[row].lines[2][0].get_segments()[0][:, 1].tolist()
 
 
-def test_an_effects_interval_is_welchs_and_one_seed_has_none(table: Made) -> None:
+def test_an_effects_interval_is_welchs_and_one_seed_has_none() -> None:
     made = table(3)
     base, learned = np.array([25.8, 25.9, 26.0]), np.array([25.7, 26.1, 26.2])
     for result, bleu in zip(next(line for line in made.lines if line.group == "(E)").finished, learned, strict=True):
@@ -76,7 +64,7 @@ def test_an_effects_interval_is_welchs_and_one_seed_has_none(table: Made) -> Non
     assert bar(figures.group(one, "(E)"), 1) is None
 
 
-def test_effects_are_rows_minus_base_and_every_row_is_named(table: Made) -> None:
+def test_effects_are_rows_minus_base_and_every_row_is_named() -> None:
     with style():
         figure = figures.effects(table(3))
         figure.draw_without_rendering()
@@ -93,7 +81,7 @@ def test_effects_are_rows_minus_base_and_every_row_is_named(table: Made) -> None
 
 
 @pytest.mark.parametrize("axis", AXES)
-def test_a_curve_has_its_own_values_along_the_axis(axis: str, table: Made) -> None:
+def test_a_curve_has_its_own_values_along_the_axis(axis: str) -> None:
     # Three points, at other places along each axis
     places = {name: 10.0**power * np.array([1, 2, 3]) for power, name in enumerate(AXES)}
     drawn = {"dev/ppl": Curve(places, np.array([36.0, 22.0, 15.0])), "train/loss": Curve(places, np.ones(3))}
@@ -107,7 +95,7 @@ def test_a_curve_has_its_own_values_along_the_axis(axis: str, table: Made) -> No
 
 
 @pytest.mark.parametrize(("limit", "line"), [(0, None), (5, 1.5), (12, None)])
-def test_buckets_of_lengths_end_where_training_did(limit, line, table: Made) -> None:
+def test_buckets_of_lengths_end_where_training_did(limit, line) -> None:
     made = table()
     scale = dataclasses.replace(made.scale, max_words=0, max_train_words=limit)
     counts = {("base", 1): np.ones((300, 10), np.int64)}
@@ -117,7 +105,7 @@ def test_buckets_of_lengths_end_where_training_did(limit, line, table: Made) -> 
     assert [text.get_text() for text in axes.texts] == ([f"trained on up to {limit}"] if line else [])
 
 
-def test_a_bucket_of_lengths_has_the_bleu_of_its_sentences(table: Made) -> None:
+def test_a_bucket_of_lengths_has_the_bleu_of_its_sentences() -> None:
     # Of each sentence the n-grams that are right, and all, of 1 to 4 words; its length, and its reference's
     wrong, right = [0, 0, 0, 0, 9, 8, 7, 6, 9, 9], [9, 8, 7, 6, 9, 8, 7, 6, 9, 9]
     words = [3, 5, 9] * 60

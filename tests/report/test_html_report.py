@@ -6,10 +6,10 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from run_results import finish
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import ROWS, Config, ConfigError
@@ -17,7 +17,8 @@ from aiayn.core import storage
 from aiayn.data.prepare import prepare
 from aiayn.report import html_report
 from aiayn.report.html_report import Section, page
-from aiayn.runs import checkpoint
+from aiayn.runs import checkpoint, records
+from aiayn.tables import beyond, table3
 
 HOSTILE = (
     "</title><script>alert(1)</script><img src=x onerror=alert(1)> {{7*7}} {% raw %} \u202egnp.exe\x00\x1b[31m"
@@ -51,12 +52,9 @@ def run(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 @pytest.fixture(scope="module")
-def report(run: Config, result_of: Any) -> Path:
+def report(run: Config) -> Path:
     """The page of a sweep with finished, failed, half-done, stale and missing rows, some full of hostile text."""
-    from trained_runs import finish
-
-    dataset = prepare(run, lambda message: None)
-    references = list(dataset.texts("dev", "target"))
+    references = list(prepare(run, lambda message: None).texts("dev", "target"))
     folder = folders.sweep_folder(run)
     for name in (*ROWS[:-1], "f_no_positions", "s_rnn"):
         row = compose.row(name, run)
@@ -66,7 +64,7 @@ def report(run: Config, result_of: Any) -> Path:
             storage.append_lines(folder / name / "seed1" / "metrics.jsonl", ['{"step": 3}', HOSTILE])
         else:
             ppl = 7.75 if row.paper.ppl is None else 2 * row.paper.ppl
-            finish(row, result_of(row), ppl, 12.5 + len(name), dataset.sha256, [HOSTILE, *references[1:]])
+            finish(row, ppl, 12.5 + len(name), [HOSTILE, *references[1:]])
             update = {"step": 1, "train/loss": 9, "seconds": 3, "source_tokens": 5, "target_tokens": 7}
             storage.write_text(folder / name / "seed1" / "metrics.jsonl", json.dumps(update) + "\n")
     stale = folder / "c_n2" / "seed1" / "result.json"
@@ -92,18 +90,12 @@ def test_the_page_asks_for_nothing_and_runs_nothing(report: Path, elements: Elem
         *("charset", "http-equiv", "content", "name", "lang", "class", "id", "scope", "tabindex", "dir", "alt"),
         *("href", "src"),
     }
+    assert SEEN in "".join(elements.texts)  # control: the hostile text is there, as text
     asked = [a.get("src", a.get("href", "#")) for _, a in elements.found]
     assert all(address.startswith(("#", "data:image/svg+xml;base64,")) for address in asked)
     assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in elements.found}
+    assert not re.search("[\x00\x1b\u202a-\u202e\u2066-\u2069]", text)
     assert (text.count("<style>"), "url(" in text, "@import" in text) == (1, False, False)
-
-
-def test_hostile_text_stays_text(report: Path, elements: Elements) -> None:
-    told = "".join(elements.texts)
-    assert SEEN in told
-    assert "49" not in re.findall(r"\S+ (?=\{% raw %\})", told)
-    assert not re.search("[\x00\x1b\u202a-\u202e\u2066-\u2069]", report.read_text("utf-8"))
-    assert "script" in [tag for tag, _ in Elements(f"<td>{HOSTILE}</td>").found]  # control
 
 
 def test_every_place_of_a_section_is_inert() -> None:
@@ -113,6 +105,7 @@ def test_every_place_of_a_section_is_inert() -> None:
         return [tag for tag, _ in Elements(page(text, [section])).found]
 
     assert elements(HOSTILE) == elements("x")
+    assert "script" in [tag for tag, _ in Elements(f"<td>{HOSTILE}</td>").found]  # control
 
 
 def test_the_page_tells_what_became_of_every_row(report: Path) -> None:
@@ -126,15 +119,8 @@ def test_the_page_tells_what_became_of_every_row(report: Path) -> None:
 
 def test_every_figure_is_a_file_and_the_page_holds_its_bytes(report: Path) -> None:
     names = {path.stem for path in (report.parent / "figures").iterdir()}
-    assert names >= {
-        "effects",
-        "positions",
-        "lengths",
-        "beyond-curve",
-        "beyond-lengths",
-        "curve-dev-ppl-steps",
-        "group-e",
-    }
+    expected = ("effects", "positions", "lengths", "beyond-curve", "beyond-lengths", "curve-dev-ppl-steps", "group-e")
+    assert names >= set(expected)
     for name in names:
         drawn = (report.parent / "figures" / f"{name}.svg").read_bytes()
         assert base64.b64encode(drawn).decode() in report.read_text("utf-8")
@@ -144,30 +130,32 @@ def test_without_a_run_or_a_corpus_it_says_so(run: Config, report: Path, tmp_pat
     with pytest.raises(ConfigError, match="has no runs; train one first"):
         html_report.main(compose.compose_row(f"output={tmp_path}"))
     assert list(tmp_path.iterdir()) == []
-    found = html_report.collect(run)  # control
-    assert {("base", 1), ("a_h1", 1), ("f_no_positions", 1)} <= set(found.counts)
-    nowhere = html_report.collect(dataclasses.replace(run, prepared="nowhere"))
-    assert ("holds no prepared data" in nowhere.missing, nowhere.counts) == (True, {})
+    made = beyond.table(run, records.read_runs(folders.sweep_folder(run)))
+    _, counts, _ = html_report.on_dev(run, made)  # control
+    assert {("base", 1), ("a_h1", 1), ("f_no_positions", 1)} <= set(counts)
+    words, counts, missing = html_report.on_dev(dataclasses.replace(run, prepared="nowhere"), made)
+    assert ("holds no prepared data" in missing, words, counts) == (True, [], {})
 
 
-def test_layers_are_those_of_a_measurement_that_is_whole(run: Config) -> None:
-    path = Path(run.bench.output)
+def test_layers_are_those_of_a_measurement_that_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
     part = {"lengths": [16, 32], "layers": [{"name": "Recurrent", "seconds_per_token": [3e-6, 5e-6]}]}
     whole = json.dumps({"parts": {"layers": part}})
     path.write_text(whole)
-    assert html_report.collect(run).layers == {"Recurrent": [(16, 3e-6), (32, 5e-6)]}
+    assert html_report.layer_times(path) == {"Recurrent": [(16, 3e-6), (32, 5e-6)]}
     for damaged in (whole[:-1], whole.replace("[16, 32]", "[16]"), "[]"):
         path.write_text(damaged)
-        assert html_report.collect(run).layers == {}
-    path.unlink()
+        assert html_report.layer_times(path) == {}
 
 
 def test_learned_positions_are_of_the_newest_intact_checkpoint(run: Config, report: Path) -> None:
-    folder = folders.sweep_folder(run) / "e_learned_positions" / "seed1" / "checkpoints"
+    folder = folders.sweep_folder(run)
+    table = table3.table(run, records.read_runs(folder))
+    path = checkpoint.path_of(folder / "e_learned_positions" / "seed1" / "checkpoints", 3)
     weights = {f"transformer.{side}_positions.weight": torch.rand(67, 5) for side in ("source", "target")}
-    checkpoint.save({"state_dict": weights}, checkpoint.path_of(folder, 3))
-    found = html_report.collect(run).learned
+    checkpoint.save({"state_dict": weights}, path)
+    found = html_report.learned_positions(table, folder)
     assert list(found) == ["Learned, source side", "Learned, target side"]
     assert (found["Learned, source side"] == weights["transformer.source_positions.weight"].numpy()[:64]).all()
-    checkpoint.path_of(folder, 3).write_bytes(b"torn")
-    assert html_report.collect(run).learned == {}  # control
+    path.write_bytes(b"torn")
+    assert html_report.learned_positions(table, folder) == {}  # control

@@ -74,7 +74,7 @@ REFUSED = Mock(side_effect=ValueError(f"no\n{KEY}"))
 @pytest.mark.parametrize(
     ("trouble", "told"),
     [
-        (lambda patch: patch.setitem(sys.modules, "wandb_workspaces", None), "pip install -c constraints.txt -e '.["),
+        (lambda patch: patch.setitem(sys.modules, "wandb_workspaces", None), "pip install 'aiayn[dashboard]'"),
         (lambda patch: patch.delenv("WANDB_API_KEY"), "wandb login, or set WANDB_API_KEY"),
         (lambda patch: patch.setattr("wandb_workspaces.workspaces.Workspace.save", REFUSED), "ValueError: no ***"),
     ],

@@ -1,5 +1,6 @@
 """One run, one worker: a folder keeps its meaning, a worker starts clean and never outlives its parent."""
 
+import codecs
 import dataclasses
 import os
 import re
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from processes import all_end, is_alive
+from run_results import changed
 
 from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
-from aiayn.runs import jobs, records
+from aiayn.runs import checkpoint, jobs, records
+from aiayn.training import wandb_log
 
 
 def hold(run: schema.Config, section: str, **values: object) -> Path:
@@ -119,9 +122,9 @@ def test_a_worker_that_hangs_is_killed(toy_run, tmp_path, monkeypatch):
 
 def test_a_signal_is_handed_on_once_to_every_rank(toy_run, tmp_path):
     listens = (
-        f"os.chdir({str(tmp_path)!r})\nfile = open(f'heard{{os.getpid()}}', 'a', buffering=1)\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: file.write('x\\n'))\n"
-        "file.write('ready\\n')\ntime.sleep(0.3)\nsys.exit(75)"
+        f"os.chdir({str(tmp_path)!r})\nfile = open(f'heard{{os.getpid()}}', 'ab', 0)\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: file.write(b'x\\n'))\n"
+        "file.write(b'ready\\n')\ntime.sleep(0.3)\nsys.exit(75)"
     )
     job = worker(toy_run, tmp_path, listens, listens)
     while [path.read_text() for path in tmp_path.glob("heard*")] != ["ready\n"] * 2:
@@ -133,23 +136,14 @@ def test_a_signal_is_handed_on_once_to_every_rank(toy_run, tmp_path):
     assert [path.read_text() for path in tmp_path.glob("heard*")] == ["ready\nx\n"] * 2
 
 
-@pytest.mark.parametrize("key", ["experiment", "seed", "model.dropout"])
-def test_a_result_of_another_run_finishes_nothing(toy_run, result_of, key):
-    made = result_of(toy_run)
-    path = folders.run_folder(toy_run) / "result.json"
+def test_a_result_of_another_run_or_text_finishes_nothing(toy_run, result_of):
+    path, made = folders.run_folder(toy_run) / "result.json", result_of(toy_run)
+    for key, value in (("experiment", "big"), ("seed", 2), ("config.model.dropout", 0.75)):
+        storage.write_json(path, changed(made, key, value))
+        assert not jobs.is_finished(toy_run)
     storage.write_json(path, made)
     assert jobs.is_finished(toy_run)
-    section, _, name = key.rpartition(".")
-    part = made["config"][section] if section else made
-    part[name] = {"experiment": "big", "seed": 2}.get(key, 0.75)
-    storage.write_json(path, made)
-    assert not jobs.is_finished(toy_run)
-
-
-def test_a_result_on_other_text_finishes_nothing(toy_run, result_of):
-    storage.write_json(folders.run_folder(toy_run) / "result.json", result_of(toy_run))
-    assert jobs.is_finished(toy_run)
-    for sha256, finished in (("e" * 64, False), (result_of(toy_run)["sha256"]["data"], True)):
+    for sha256, finished in (("e" * 64, False), (made["sha256"]["data"], True)):
         here = dataclasses.replace(toy_run, prepared=f"{toy_run.output}/{finished}")
         storage.write_json(folders.prepared_folder(here) / "manifest.json", {"sha256": sha256})
         assert jobs.is_finished(here) == finished
@@ -185,6 +179,29 @@ def test_a_worker_whose_parent_is_already_dead_ends_at_once():
     code = "from aiayn.core import signals; signals.die_with_parent(); print('lives')"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "AIAYN_PARENT": "1"}, capture_output=True)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
+def test_an_editor_s_marks_are_harmless_in_every_record(toy_run, result_of):
+    """A byte order mark, blank lines and the line ends of another system."""
+    folder = folders.run_folder(toy_run)
+    saved, metrics = checkpoint.path_of(folder, 3), folder / records.METRICS
+    storage.write_text(folder / "config.yaml", compose.to_yaml(toy_run))
+    checkpoint.save({"state_dict": {}}, saved)
+    storage.append_lines(metrics, ['{"step": 1, "dev/ppl": 2.0}', '{"step": 2, "dev/ppl": 3.0}'])
+
+    def read() -> list[object]:
+        jobs.check_data(folder, "a" * 64)
+        found = [compose.read(folder / "config.yaml"), checkpoint.is_intact(saved), records.read_run(folder)]
+        found += [records.read_metrics(metrics), records.last_step(folder), wandb_log.identity(folder)]
+        return [*found, records.failure(folder)]
+
+    records.record_failure(folder, 3, "cause")
+    storage.write_json(folder / records.RESULT, result_of(toy_run))
+    before = read()
+    assert before[1:6:3] == [True, 2]  # control: there is something to be read
+    for path in {*folder.iterdir()} - {saved}:
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes().replace(b"\n", b"\r\n\r\n") + b"\n")
+    assert read() == before
 
 
 def test_other_text_under_the_same_name_is_another_run(tmp_path):

@@ -73,6 +73,20 @@ def test_no_bytes_in_a_run_folder_raise(sweep: Path, name: str, content: bytes) 
     assert run.status == ("half-done" if name == "metrics.jsonl" else "failed")
 
 
+@pytest.mark.parametrize("name", ["", "seed3/result.json", "seed3/failure.json"])
+def test_what_may_not_be_read_is_not_called_missing(sweep: Path, name: str) -> None:
+    path = sweep / "a_h1" / name
+    path.parent.mkdir(parents=True)
+    path.symlink_to(path)  # as unreadable for root as for anyone
+    put(sweep, "base", 1, result("base"))
+    (run, other) = read_runs(sweep)
+    assert (run.status, run.seed, other.status) == ("unreadable", 3 if name else -1, "finished")
+    assert run.cause.endswith(f"{path}: Too many levels of symbolic links")
+    records.refuse_unreadable(other, None)  # control
+    with pytest.raises(storage.StorageError, match="Too many levels"):
+        records.refuse_unreadable(other, run)
+
+
 def test_runs_come_by_name_and_seed_without_other_folders(sweep: Path) -> None:
     for row, seed in (("big", 2), ("a_h1", 10), ("a_h1", 2)):
         put(sweep, row, seed, result(row, seed))

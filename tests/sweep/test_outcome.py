@@ -4,7 +4,6 @@ import pytest
 
 from aiayn.config import folders
 from aiayn.core import exit_codes, storage
-from aiayn.runs import records
 from aiayn.sweep.outcome import conclude, line_of
 
 
@@ -12,16 +11,6 @@ def test_a_run_that_left_nothing_is_named_with_its_code(toy_run):
     storage.write_text(folders.run_folder(toy_run) / "config.yaml", "left by an earlier attempt")
     assert line_of(toy_run, exit_codes.STORAGE).endswith(" seed 1  failed  exit code 5; its own output says why")
     assert line_of(toy_run, exit_codes.INTERRUPTED).endswith(" seed 1  missing  after 0 updates")
-
-
-def test_a_line_has_the_cause_and_the_log_or_the_figures(toy_run, result_of):
-    folder = folders.run_folder(toy_run)
-    storage.write_text(folder / "worker.log", "Traceback")
-    records.record_failure(folder, exit_codes.NON_FINITE, "the loss is NaN")
-    line = line_of(toy_run, exit_codes.NON_FINITE)
-    assert f" seed 1  failed  the loss is NaN (exit code 3)  (log: {folder / 'worker.log'})" in line
-    storage.write_json(folder / "result.json", result_of(toy_run))
-    assert " seed 1  finished  PPL 2.00  BLEU 3.0" in line_of(toy_run, exit_codes.DONE)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_a_run_that_waits_for_its_gpu_is_requeued_too(toy_run, scontrol, monkeyp
 )
 def test_a_task_of_a_sweep_gives_its_code_and_goes_on(mode, ended, exits, monkeypatch):
     monkeypatch.setattr(cli.HydraConfig, "get", lambda: OmegaConf.create({"mode": mode}))
-    monkeypatch.setattr(compose, "convert", lambda composed: None)
+    monkeypatch.setattr(compose, "convert", lambda composed: Config())
     monkeypatch.setattr(one_run, "run_here", lambda run: ended)
     if exits:
         with pytest.raises(SystemExit) as left:

@@ -26,7 +26,8 @@ def train_nats(step: float) -> float:
 def finished(row: str, seed: int = 0, words: tuple[str, ...] = WORDS, **changed: Any) -> Path:
     """A finished run: dev PPL 10.1 after nine tenths, 10 at the end, BLEU 20 ± 1, 20 epochs."""
     run = compose.compose_row(*words)
-    trained, folder = compose.row(row, run), folders.sweep_folder(run) / row / f"seed{seed}"
+    trained = dataclasses.replace(compose.row(row, run), seed=seed)
+    folder = folders.run_folder(trained)
     given: dict[str, Any] = {"ppl": 10.0, "before": 10.1, "epochs": 20.0, "half": 1.0, "nats": train_nats} | changed
     folder.mkdir(parents=True)
     updates = trained.training.max_steps
@@ -34,8 +35,8 @@ def finished(row: str, seed: int = 0, words: tuple[str, ...] = WORDS, **changed:
     rows = [*nats, {"step": updates * 9 // 10, "dev/ppl": given["before"]}, {"step": updates, "dev/ppl": given["ppl"]}]
     rows.sort(key=lambda row: row["step"])
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = run_results.result(row, seed, given["ppl"], 20.0) | {"config": dataclasses.asdict(trained), "steps": updates}
-    made |= {"scale": "small", "data": folders.setting(run), "train_seconds": 60.0, "epochs": given["epochs"]}
+    made = run_results.result_of(trained, given["ppl"], 20.0)
+    made |= {"steps": updates, "train_seconds": 60.0, "epochs": given["epochs"]}
     made["dev"]["bleu_ci95"] = [20 - given["half"], 20 + given["half"]]
     (folder / "result.json").write_text(json.dumps(made))
     return folder

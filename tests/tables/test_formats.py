@@ -13,7 +13,7 @@ import pytest
 import run_results
 from rich.console import Console
 
-from aiayn.config import compose, folders
+from aiayn.config import compose
 from aiayn.config.schema import ROWS, Config
 from aiayn.runs import records
 from aiayn.runs.records import Run
@@ -29,14 +29,12 @@ HOSTILE = (
 
 @cache
 def command(scale: str, data: str = "tiny") -> Config:
-    return compose.compose_row(f"scale={scale}", f"data={data}")
+    return compose.compose_row(f"scale={scale}", f"data={data}", "prepared=nowhere")
 
 
 def finished(row: str, like: Config, seed: int, ppl: float, bleu: float) -> Run:
     trained = dataclasses.replace(compose.row(row, like), seed=seed)
-    result = run_results.result(row, seed, ppl, bleu) | {"config": dataclasses.asdict(trained)}
-    result |= {"scale": like.scale.name, "data": folders.setting(like)}
-    result |= {"params": 61_234_567, "params_at_40960_rows": 65_234_567}
+    result = run_results.result_of(trained, ppl, bleu) | {"params": 61_234_567, "params_at_40960_rows": 65_234_567}
     return Run(row, seed, "finished", "", result, trained.training.max_steps)
 
 

@@ -34,11 +34,6 @@ def run_folder(folder: Path, row: str) -> Path:
     return folder / "runs" / "tiny-smoke" / row / "seed1"
 
 
-def files(folder: Path) -> dict[Path, int]:
-    """Every file and when it was last written."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-
-
 def test_one_command_trains_all_twenty_rows_of_the_table(sweep, aiayn_in):
     folder, printed = sweep
     table = aiayn_in(folder, "table", "scale=smoke", "format=csv").stdout
@@ -57,13 +52,6 @@ def test_runs_in_another_precision_are_pointed_to(sweep, aiayn_in):
     assert "0 of 20 rows finished" in done.stdout
     assert done.stderr == "aiayn: runs/tiny.bf16-smoke has no runs; there are runs with hardware.precision=32-true\n"
     assert aiayn_in(folder, "table", "scale=smoke", "format=md").stderr == ""  # control
-
-
-def test_the_same_command_again_trains_and_writes_nothing(sweep, aiayn_in):
-    folder, _ = sweep
-    before = files(folder)
-    assert "20 runs, 20 finished before" in aiayn_in(folder, *SWEEP).stdout
-    assert files(folder) == before
 
 
 def test_a_row_alone_equals_itself_in_a_sweep_bit_for_bit(sweep, aiayn_in, tmp_path):

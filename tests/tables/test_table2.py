@@ -8,15 +8,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import trained_runs
 
 from aiayn.config import compose, folders
-from aiayn.core import storage
 from aiayn.core.signals import StopFlag
 from aiayn.cost import flops
 from aiayn.data.dataset import Dataset
 from aiayn.data.update_plan import training_plan
 from aiayn.tables import table2
-from aiayn.training import train
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +25,8 @@ def trained(digits: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iter
     overrides = [*digits, *small, f"output={tmp_path_factory.mktemp('table2')}/runs"]
     for name in table2.PAPER:
         run = compose.compose_row(*overrides, f"experiment={name}")
-        folder = folders.run_folder(run)
-        storage.write_text(folder / "config.yaml", compose.to_yaml(run))
         with StopFlag():
-            train.train(run, folder)
+            trained_runs.trained(run, folders.run_folder(run))
     yield overrides
     shutil.rmtree(run.output)
 

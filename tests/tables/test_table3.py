@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_results import RUN, damaged, put, result
+from run_results import RUN, changed, damaged, put, result
 
 from aiayn.config import compose, schema
 from aiayn.core import storage
@@ -87,13 +87,7 @@ def test_only_the_papers_text_and_scale_are_comparable(word: str, comparable: bo
 
 def alike(experiment: str, seed: int, key: str, value: Any, **figures: float) -> dict[str, Any]:
     """A finished run with another value of what all runs of a table share."""
-    made = result(experiment, seed, **figures)
-    *parents, last = key.split(".")
-    part = made if parents == ["sha256"] else made["config"]
-    for parent in parents:
-        part = part[parent]
-    part[last] = value
-    return made
+    return changed(result(experiment, seed, **figures), records.place_in_result(key), value)
 
 
 @pytest.mark.parametrize("key", records.SHARED)

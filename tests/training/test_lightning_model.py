@@ -12,6 +12,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from models import transformer
 from pytorch_lightning.callbacks import LambdaCallback
 from torch.nn.attention import varlen
 
@@ -19,8 +20,9 @@ from aiayn.config.schema import Training
 from aiayn.data.dataset import Pairs
 from aiayn.data.sentencepiece_bpe import EOS
 from aiayn.data.update_plan import gather
-from aiayn.paper import attention, loss, transformer
+from aiayn.paper import attention, loss
 from aiayn.paper.batch import Packing
+from aiayn.paper.dropout import draw
 from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint
@@ -51,11 +53,7 @@ def update(corpus: Pairs, parts: list[list[int]], number: int = 0) -> Update:
 
 
 def module(dropout: float = 0.0, **changes: float) -> LightningTransformer:
-    torch.manual_seed(13)
-    model = Transformer(
-        num_layers=2, d_model=D_MODEL, d_ff=23, num_heads=2, d_k=3, d_v=5, dropout=dropout,
-        positions="sinusoids", max_length=600, vocab_size=VOCAB,
-    )  # fmt: skip
+    model = transformer(dropout=dropout, vocab_size=VOCAB).train()
     recipe = {"learning_rate_factor": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.98, "adam_epsilon": 1e-9}
     recipe |= {"warmup_steps": WARMUP, "label_smoothing": SMOOTHING, **changes}
     return LightningTransformer(model, Training(**recipe), seed=17).double()
@@ -166,8 +164,8 @@ def test_dropout_is_that_of_the_update_however_it_is_split(monkeypatch):
         assert float((trained(parts) - whole).abs().max()) < 1e-12
     # Controls
     assert float((trained(CUTS[0], number=4) - whole).abs().max()) > 1e-3
-    firsts = transformer.draw
-    monkeypatch.setattr(transformer, "draw", lambda keys, first, *sizes: firsts(keys, 0, *sizes))
+    firsts = draw
+    monkeypatch.setattr("aiayn.paper.transformer.draw", lambda keys, first, *sizes: firsts(keys, 0, *sizes))
     assert float((trained(CUTS[1]) - whole).abs().max()) > 1e-3
 
 

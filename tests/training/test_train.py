@@ -47,8 +47,12 @@ def at_each_step(monkeypatch) -> Callable[[Callable], None]:
     return watch
 
 
-def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path):
+def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     folder = trained(toy_run, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == [folder]  # nor has a library left anything else
+    names = ("config.yaml", "data.sha256", "metrics.jsonl", "result.json", "translations.txt", "checkpoints")
+    assert {path.name for path in folder.iterdir()} == set(names)
     result = json.loads((folder / "result.json").read_text())
     keys = (
         "schema experiment seed scale data config status params params_at_40960_rows steps source_tokens target_tokens"
@@ -102,14 +106,16 @@ def test_a_loss_that_is_not_finite_stops_and_exits_with_3(toy_run, tmp_path, at_
     folder = tmp_path / "run"
 
     def poison(module, update):
-        if update.number == 2:
+        if update.number == 3:
             with torch.no_grad():
                 module.transformer.decoder[0].feed_forward[0].weight[0, 0] = float("inf")
 
     at_each_step(poison)
     assert train.main(folder, toy_run) == exit_codes.NON_FINITE
-    assert "update 3" in records.failure(folder)["cause"]
-    assert final_state(folder)["updates_done"] == 2
+    assert "update 4" in records.failure(folder)["cause"]
+    # Neither recorded, measured nor saved, all of which an update with an even number is
+    assert [row["step"] for row in rows(folder)] == [1, 2, 2, 3]
+    assert final_state(folder)["updates_done"] == 3
     with pytest.raises(NonFinite, match="first parameter with a non-finite gradient"):
         train.train(toy_run, folder)
 
@@ -238,16 +244,22 @@ def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(
-    ("error", "code"), [(LookupError, exit_codes.FAILED), (ConfigError, exit_codes.WRONG_CONFIGURATION)]
+    ("error", "code"),
+    [
+        (LookupError("not to be broadcast"), exit_codes.FAILED),
+        (ConfigError("not to be broadcast"), exit_codes.WRONG_CONFIGURATION),
+        (PermissionError(13, "not to be broadcast", "a/path"), exit_codes.STORAGE),  # of a file
+        (OSError("not to be broadcast"), exit_codes.FAILED),
+    ],
 )
 def test_only_an_unforeseen_error_leaves_its_traceback(toy_run, tmp_path, at_each_step, capsys, error, code):
     def break_off(module, update):
-        raise error("operands could not be broadcast together")
+        raise error
 
     at_each_step(break_off)
     assert train.main(tmp_path, toy_run) == code
-    assert "operands could not" in records.failure(tmp_path)["cause"]
-    assert ("Traceback" in capsys.readouterr().err) == (error is LookupError)
+    assert "not to be broadcast" in records.failure(tmp_path)["cause"]
+    assert ("Traceback" in capsys.readouterr().err) == (code == exit_codes.FAILED)
 
 
 @pytest.mark.slow

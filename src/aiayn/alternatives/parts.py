@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from aiayn.alternatives.relative_positions import RelativePositions
-from aiayn.alternatives.scores import AdditiveScores, dot_products
+from aiayn.alternatives.scores import AdditiveScores, RelativePositions, dot_products
 from aiayn.paper.attention import MemoryAttention, SelfAttention
 from aiayn.paper.layers import AddAndNorm
 from aiayn.paper.transformer import Transformer

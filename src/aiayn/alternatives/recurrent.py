@@ -6,7 +6,7 @@ Britz, Goldie, Luong and Le 2017, "Massive Exploration of Neural Machine Transla
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from aiayn.paper.attention import attend
 from aiayn.paper.batch import Batch, Packing, to_device
@@ -39,10 +39,7 @@ class RecurrentModel(nn.Module):
         self.embedding = nn.Embedding(vocab_size, d_model)
         nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
         # Paper: Britz drops the input of each cell; Luong points to Zaremba et al. 2014, who drop the last output too
-        dropouts = [[Dropout(dropout) for _ in range(num_layers)] for _ in range(2)]
-        for side in dropouts:
-            for number, layer in enumerate(side):
-                layer.number = number
+        dropouts = [[Dropout(dropout, number) for number in range(num_layers)] for _ in range(2)]
         self.source_dropouts, self.target_dropouts = map(nn.ModuleList, dropouts)
 
     def forward(self, batch: Batch, seed_and_update: SeedAndUpdate = None) -> Tensor:
@@ -101,8 +98,10 @@ class TimeSteps(Packing):
 
     def __init__(self, offsets: Tensor, device: torch.device) -> None:
         super().__init__(offsets, device=device)
-        numbers = self.pad(torch.arange(self.tokens, device=device))
-        self.order = pack_padded_sequence(numbers, self.lengths, batch_first=True, enforce_sorted=False)
+        # On the host, which then waits for no GPU
+        numbers = torch.split(torch.arange(self.tokens), self.lengths.tolist())
+        order = pack_sequence([*numbers], enforce_sorted=False)
+        self.order: PackedSequence = to_device(order, device)  # type: ignore[arg-type, assignment]
 
     def in_time(self, x: Tensor) -> Tensor:
         """x (tokens, ...) of one sentence after the other, in the order of time steps."""
@@ -114,16 +113,11 @@ class TimeSteps(Packing):
 
     def run(self, lstm: nn.Module, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """The outputs for x (tokens, D) in the order of time steps, and the state after each sentence's last token."""
-        with without_autocast(x):
+        # In the weights' precision: cuDNN would take float16 whatever was asked for, in which gradients of 25 000
+        # tokens' mean are 0 (ATen/cudnn/AutocastRNN.cpp); oneDNN has no bf16 for LSTMs without AVX-512
+        with torch.autocast(x.device.type, enabled=False):
             output, state = lstm(self.order._replace(data=x.to(lstm.get_parameter("weight_ih_l0").dtype)), state)
         return output.data, state
-
-
-def without_autocast(x: Tensor) -> torch.autocast:
-    """A context in which an LSTM computes in the precision of its weights."""
-    # cuDNN would take float16 whatever was asked for, in which gradients of 25 000 tokens' mean are 0
-    # (ATen/cudnn/AutocastRNN.cpp); oneDNN has no bf16 for LSTMs without AVX-512
-    return torch.autocast(x.device.type, enabled=False)
 
 
 class DotAttention(nn.Module):
@@ -166,7 +160,7 @@ class RecurrentDecoding:
         x = self.model.embed(tokens.flatten()).unsqueeze(0)  # (1, B * W, D): one time step
         for number, lstm in enumerate(self.model.decoder):
             hidden, cell = (part.flatten(0, 1).unsqueeze(0) for part in self.states[number])
-            with without_autocast(x):
+            with torch.autocast(x.device.type, enabled=False):  # as in TimeSteps.run
                 x, state = lstm(x.to(hidden.dtype), (hidden, cell))
             self.states[number] = [part.view(*tokens.shape, -1) for part in state]
         x = x.view(*tokens.shape, -1)

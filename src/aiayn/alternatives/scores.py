@@ -1,9 +1,17 @@
-"""Scores of attention other than the paper's scaled dot products (3.2.1)."""
+"""Scores of attention other than the paper's scaled dot products (3.2.1), and what relative positions add to those."""
+
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-# Q query tokens; M tokens that they attend to; H heads; K d_k
+from aiayn.config.schema import MAX_DISTANCE
+
+# B sentences; Q query tokens; M tokens that they attend to; H heads; K d_k
+
+CHUNK_ELEMENTS = {"cuda": 2**27}
+"""Hidden numbers of additive scores that exist at a time, on a GPU a quarter of a gigabyte; on a CPU all."""
 
 
 def dot_products(queries: Tensor, keys: Tensor) -> Tensor:
@@ -25,5 +33,35 @@ class AdditiveScores(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Queries (..., H, Q, K) and keys (..., H, M, K), both projected, as scores (..., H, Q, M)."""
+        if queries.device.type not in CHUNK_ELEMENTS:
+            return self._scores(queries, keys)
+        # All hidden numbers of a micro-batch would take over 100 GB: they come in parts, in the backward pass again
+        size = max(1, CHUNK_ELEMENTS[queries.device.type] // (queries[0].numel() * keys.size(-2)))
+        parts = zip(torch.split(queries, size), torch.split(keys, size), strict=True)
+        compute = partial(checkpoint, self._scores, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([compute(*part) for part in parts])
+
+    def _scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         hidden = (queries.unsqueeze(-2) + keys.unsqueeze(-3)).tanh()  # (..., H, Q, M, K)
         return (hidden @ self.v[:, None, :, None]).squeeze(-1)
+
+
+class RelativePositions(nn.Module):
+    """Clipped relative positions (Shaw, Uszkoreit and Vaswani 2018), without a vector for each pair of tokens.
+
+    Scaled products of queries with a vector of each key's distance, to be added to the scores (their Eq. 4).
+    Each head of each layer has vectors of its own, as in their base (4.1). None are added to values, which did not help
+    (their Table 3).
+    """
+
+    def __init__(self, num_heads: int, d_k: int) -> None:
+        super().__init__()
+        # Paper: silent on initialisation; here as every projection of the Transformer is drawn
+        heads = [nn.init.xavier_uniform_(torch.empty(2 * MAX_DISTANCE + 1, d_k)) for _ in range(num_heads)]
+        self.vectors = nn.Parameter(torch.stack(heads))  # (H, 2 * MAX_DISTANCE + 1, K)
+
+    def forward(self, queries: Tensor, distance: Tensor) -> Tensor:
+        """Queries (..., H, Q, K) and the distance (Q, M) of each key from each query as scores (..., H, Q, M)."""
+        by_distance: Tensor = queries @ self.vectors.transpose(1, 2) * queries.size(-1) ** -0.5
+        index = distance.clamp(-MAX_DISTANCE, MAX_DISTANCE) + MAX_DISTANCE
+        return by_distance.gather(-1, index.expand(*by_distance.shape[:-1], -1))

@@ -32,20 +32,21 @@ TORCH_NAMES = {
 
 
 def padded(batch: Batch) -> Batch:
-    """The same sentences as the baselines take them: source (B, L), target and its input (B, M), filled up with PAD."""
+    """The same sentences for the baselines: source (B, L) and target_input (B, M) filled up with PAD, target packed."""
     device = batch.source.device
     sources, targets = (Packing(offsets, device=device) for offsets in (batch.source_offsets, batch.target_offsets))
-    target, target_input = targets.pad(batch.target), targets.pad(batch.target_input)  # PAD is zero
-    return dataclasses.replace(batch, source=sources.pad(batch.source), target=target, target_input=target_input)
+    # PAD is zero
+    return dataclasses.replace(batch, source=sources.pad(batch.source), target_input=targets.pad(batch.target_input))
 
 
 def smoothed_loss(model: Any, batch: Batch, label_smoothing: float) -> Tensor:
     """The summed loss of section 5.4, padding left out before the largest product."""
-    is_token, vocab_size = batch.target != PAD, model.embedding.num_embeddings
+    # A mask of PAD would make the host wait for a GPU
+    packing, vocab_size = Packing(batch.target_offsets, device=batch.target.device), model.embedding.num_embeddings
     # torch gives the target a share of what is smoothed, the paper's code does not
     spread = label_smoothing * vocab_size / (vocab_size - 1)
-    logits = F.linear(model.hidden(batch)[is_token], model.embedding.weight)
-    return F.cross_entropy(logits, batch.target[is_token], label_smoothing=spread, reduction="sum")
+    logits = F.linear(packing.unpad(model.hidden(batch)), model.embedding.weight)
+    return F.cross_entropy(logits, batch.target, label_smoothing=spread, reduction="sum")
 
 
 class TorchTransformer(nn.Module):

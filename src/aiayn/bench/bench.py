@@ -59,9 +59,9 @@ def main(run: Config) -> None:
     made = f"`{shlex.join([*sys.argv[0].split(), *sys.argv[1:]])}`, {made_at}, {seconds:.0f} s."
     output = Path(run.bench.output)
     tables = output.with_suffix(".md")
+    print(f"{head}\n{table}\n{seconds:.0f} s in all; all numbers: {output}; tables: {tables}", flush=True)
     storage.write_json(output, {"made_at": made_at, **about, "parts": parts, "seconds": seconds})
     storage.write_text(tables, "\n\n".join([f"## {run.bench.kind}, {run.experiment}", head, pipes, made]) + "\n")
-    print(f"{head}\n{table}\n{seconds:.0f} s in all; all numbers: {output}; tables: {tables}")
 
 
 def by_case(parts: dict[str, Any]) -> list[dict[str, str]]:

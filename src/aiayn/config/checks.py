@@ -1,12 +1,11 @@
 """What the values of a run have to satisfy, each alone and together."""
 
 import math
-import re
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 
-from aiayn.config.schema import BEYOND, HEAD_WIDTH, NAME, ROWS, Config, ConfigError, Model, leaves
+from aiayn.config.schema import BEYOND, HEAD_WIDTH, NAME, PATHS, ROWS, Config, ConfigError, Model, leaves
 
 _OF_TRANSFORMER = ("d_ff", "num_heads", "d_k", "d_v")
 
@@ -29,6 +28,8 @@ def in_range(config: Config) -> Config:
             raise ConfigError(
                 f"{key}={value!r}: must be 1 to 64 letters, digits, '_', '-' or '.', beginning with a letter or digit"
             )
+        if value == "" and "optional" not in meta:
+            raise ConfigError(f"{key}='': is empty; give a value, or leave the key out for its default")
         if "low" in meta and value is not None and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
             upper = f" and at most {meta['high']:.10g}" if meta["high"] < math.inf else ""
             upper = f" and below {meta['below']:g}" if meta["below"] < math.inf else upper
@@ -51,9 +52,9 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
     vocab_size, max_length = config.data.vocab_size, config.data.max_length
     if 0 < config.fidelity.embedding_rows < vocab_size:
         yield "fidelity.embedding_rows", f"must be at least data.vocab_size={vocab_size}, or 0 for as many as subwords"
-    for key, value in vars(config.data).items():
-        if re.match("(train|dev|test)_", key) and value and not config.data.train_source:
-            yield f"data.{key}", "is read only with data.train_source; give all six files (data=files)"
+    for key in () if config.data.train_source else sorted(PATHS):
+        if attrgetter(key)(config):
+            yield key, "is read only with data.train_source; give all six files (data=files)"
     if config.training.tokens_per_update < max_length:
         requirement = f"must be at least data.max_length={max_length}, so that every sentence fits"
         yield "training.tokens_per_update", f"{requirement}; change one or scale.batch"
@@ -65,7 +66,7 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
         yield "decoding.precision", "must be full with hardware.precision=64-true"
     if config.bench.d_model % HEAD_WIDTH:
         yield "bench.d_model", f"must be a multiple of {HEAD_WIDTH}, the width of a head"
-    if Path(config.bench.output).suffix == ".md" or not config.bench.output:
+    if Path(config.bench.output).suffix == ".md":
         yield "bench.output", "must name a .json file; the tables are written to .md beside it"
     if config.bench.neighbourhood % 2 == 0:
         yield "bench.neighbourhood", "must be odd, a token and as many before it as after it"

@@ -1,6 +1,8 @@
 """Composes a run: `conf/`, `experiments/` and overrides become one checked, scaled Config; only commands see Hydra."""
 
 import dataclasses
+import os
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from importlib import resources
@@ -15,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aiayn.config.checks import checked, in_range
-from aiayn.config.schema import ROWS, Config, ConfigError, Scale, leaves, nearest, vary
+from aiayn.config.schema import ROWS, Config, ConfigError, Model, Scale, Training, leaves, nearest, vary
 
 _STRUCTURE = OmegaConf.structured(Config)
 
@@ -25,11 +27,9 @@ def register() -> None:
     """Makes `experiments/` a Hydra group and `sweeps/` primary configs, without headers in the files."""
     store = ConfigStore.instance()
     for name, row in read_folder("experiments").items():
-        store.store(
-            group="experiment", name=name, node={"experiment": name, **row}, package="_global_", provider="aiayn"
-        )
+        store.store(name, {"experiment": name, **row}, group="experiment", package="_global_", provider="aiayn")
     for name, sweep in read_folder("sweeps").items():
-        store.store(name=name, node=sweep, provider="aiayn")
+        store.store(name, sweep, provider="aiayn")
 
 
 def convert(composed: DictConfig) -> Config:
@@ -38,17 +38,22 @@ def convert(composed: DictConfig) -> Config:
     plain = cast(dict[str, Any], OmegaConf.to_container(own))
     # In range before scaling too, which makes at least 1 of everything
     typed, given = in_range(_typed(plain)), dict(_flat(plain))
-    for key, value, _ in leaves(typed):
+    for key, value, meta in leaves(typed):
         # Hydra reads 2024_11_23 as 20241123
         if isinstance(value, str) and isinstance(given.get(key), bool | int | float):
             raise ConfigError(f"{key}={given[key]}: must be text; quote what looks like a number: {key}=\"'...'\"")
+        if "path" in meta and value.startswith("~"):
+            home, (section, _, name) = os.path.expanduser(value), key.rpartition(".")
+            if home == value:
+                raise ConfigError(f"{key}={value}: no such home folder; a folder of that name is {key}=./{value}")
+            setattr(getattr(typed, section) if section else typed, name, home)
     return checked(scaled(typed))
 
 
 def read(path: Path) -> Config:
     """The run that a `config.yaml` in a run folder describes: scaled already. ConfigError if it is none of ours."""
     try:
-        text = path.read_bytes().decode()
+        text = path.read_text("utf-8-sig")
         # Aliases would let a few lines grow without bound, and no file of ours has any
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise ConfigError("it holds an alias")
@@ -86,10 +91,7 @@ def rows(fidelity: str = "paper", names: tuple[str, ...] = ROWS) -> dict[str, Co
 @cache
 def scales() -> dict[str, Scale]:
     """The scales of `conf/scale`, by name."""
-    known = read_folder("conf", "scale")
-    structure = OmegaConf.structured(Scale)
-    own = {name: node.get("scale", node) for name, node in known.items()}  # one may bring a vocabulary beside its scale
-    return {name: cast(Scale, OmegaConf.to_object(OmegaConf.merge(structure, node))) for name, node in own.items()}
+    return {name: compose_row(f"scale={name}").scale for name in read_folder("conf", "scale")}
 
 
 def row(name: str, like: Config) -> Config:
@@ -99,23 +101,19 @@ def row(name: str, like: Config) -> Config:
 
 def scaled(config: Config) -> Config:
     """The same row at the size of its `scale`: the only place where a factor meets a value."""
-    scale, model, training = config.scale, config.model, config.training
-
-    def times(value: int, factor: float) -> int:
-        return max(min(value, 1), round(value * factor))
-
-    by_scale = {"max_steps": scale.steps, "dev_every": scale.steps, "checkpoint_every": scale.steps}
-    by_scale |= {"warmup_steps": scale.warmup, "tokens_per_update": scale.batch}
-    widths = {key: times(getattr(model, key), scale.width) for key in ("d_model", "d_ff")}
+    scale = config.scale
     # Rows (A) and (B) are about the size of heads, which a scale may leave as it is
-    widths |= {key: times(getattr(model, key), scale.head_width) for key in ("d_k", "d_v")}
-    counts = {key: times(getattr(training, key), factor) for key, factor in by_scale.items()}
-    rate = training.learning_rate_factor * scale.learning_rate
-    return vary(
-        config,
-        model={"num_layers": times(model.num_layers, scale.layers), **widths},
-        training={"learning_rate_factor": rate, **counts},
-    )
+    heads = dict.fromkeys(("d_k", "d_v"), scale.head_width)
+    sizes = {"num_layers": scale.layers, "d_model": scale.width, "d_ff": scale.width, **heads}
+    steps = dict.fromkeys(("max_steps", "dev_every", "checkpoint_every"), scale.steps)
+    counts = {"warmup_steps": scale.warmup, "tokens_per_update": scale.batch, **steps}
+
+    def times(part: Model | Training, factors: dict[str, float]) -> dict[str, float]:
+        values = {key: getattr(part, key) for key in factors}
+        return {key: max(min(value, 1), round(value * factors[key])) for key, value in values.items()}
+
+    rate = {"learning_rate_factor": config.training.learning_rate_factor * scale.learning_rate}
+    return vary(config, model=times(config.model, sizes), training=times(config.training, counts) | rate)
 
 
 def _typed(plain: dict[str, Any]) -> Config:
@@ -131,14 +129,16 @@ def _typed(plain: dict[str, Any]) -> Config:
         key = str(error.full_key or error.key)
         if "not in" in str(error):
             raise ConfigError(f"{key} is not a key of the configuration: {nearest(key)}") from error
+        given = dict(_flat(plain)).get(key)
+        if isinstance(given, float) and "to Integer" in str(error):  # such as 1e5
+            whole = f": {key}={given:.0f}" if given.is_integer() and given < 1e13 else ""
+            raise ConfigError(f"{key}={given}: must be a whole number{whole}") from error
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
-        found += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
-    return found
+        yield from _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
 
 
 def unscaled(name: str, like: Config) -> Config:
@@ -160,9 +160,5 @@ def _own_sections(name: str, fidelity: str) -> dict[str, Any]:
 @cache
 def read_folder(folder: str, *below: str) -> dict[str, Any]:
     """What the YAML files of a folder of ours hold, by name: `read_folder("conf", "data")`."""
-    files = sorted(resources.files(f"aiayn.{folder}").joinpath(*below).iterdir(), key=lambda file: file.name)
-    return {
-        file.name.removesuffix(".yaml"): OmegaConf.to_container(OmegaConf.create(file.read_text("utf-8")))
-        for file in files
-        if file.name.endswith(".yaml")
-    }
+    files = sorted(Path(str(resources.files(f"aiayn.{folder}")), *below).glob("*.yaml"))
+    return {file.stem: OmegaConf.to_container(OmegaConf.load(file)) for file in files}

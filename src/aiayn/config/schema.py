@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,15 +110,15 @@ class Data:
     name: str = _any(name=True, affects_result=True)
     vocab_size: int = _number(8, 1_000_000, affects_result=True)
     max_length: int = _number(2, 100_000, affects_result=True)
-    source: str = _any(affects_result=False)  # only where the archives lie: which they are is known by their SHA-256
+    source: str = _any(path=True, optional=True, affects_result=False)  # which they are, their SHA-256 says
     source_language: str = _any(name=True, affects_result=True)
     target_language: str = _any(name=True, affects_result=True)
-    train_source: str = _any(affects_result=True)
-    train_target: str = _any(affects_result=True)
-    dev_source: str = _any(affects_result=True)
-    dev_target: str = _any(affects_result=True)
-    test_source: str = _any(affects_result=True)
-    test_target: str = _any(affects_result=True)
+    train_source: str = _any(path=True, optional=True, affects_result=True)
+    train_target: str = _any(path=True, optional=True, affects_result=True)
+    dev_source: str = _any(path=True, optional=True, affects_result=True)
+    dev_target: str = _any(path=True, optional=True, affects_result=True)
+    test_source: str = _any(path=True, optional=True, affects_result=True)
+    test_target: str = _any(path=True, optional=True, affects_result=True)
 
 
 @dataclass
@@ -190,7 +191,7 @@ class Bench:
     kernel_width: int = _number(2, 1024, affects_result=False)
     max_length: int = _number(64, 1_000_000, affects_result=False)
     sequences: int = _number(1, 100_000, affects_result=False)
-    output: str = _any(affects_result=False)
+    output: str = _any(path=True, affects_result=False)
 
 
 @dataclass
@@ -218,7 +219,7 @@ class Published:
 
     ppl: float | None = _number(1.0, affects_result=False, default=None)
     bleu: float | None = _number(0.0, 100.0, affects_result=False, default=None)
-    where: str = _any(affects_result=False, default="")
+    where: str = _any(optional=True, affects_result=False, default="")
 
 
 @dataclass
@@ -239,32 +240,27 @@ class Config:
     plan: Plan = field(default_factory=Plan)
     paper: Paper = field(default_factory=Paper)
     published: Published = field(default_factory=Published)
-    output: str = _any(affects_result=False)
-    prepared: str = _any(affects_result=False)
+    output: str = _any(path=True, affects_result=False)
+    prepared: str = _any(path=True, affects_result=False)
     tokenizer: str = _one_of("sentencepiece", "paper", affects_result=True)
     split: str = _one_of("dev", "test", affects_result=False)
     average: int = _number(1, 1000, affects_result=False)
     format: str = _one_of("terminal", "md", "csv", "latex", "ctranslate2", "safetensors", affects_result=False)
 
 
-def leaves(part: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+def leaves(part: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Every key below `part`, dotted, with its value and the metadata of its field."""
-    found: list[tuple[str, Any, Any]] = []
     for item in dataclasses.fields(part):
         value = getattr(part, item.name)
         if dataclasses.is_dataclass(value):
-            found += leaves(value, f"{prefix}{item.name}.")
+            yield from leaves(value, f"{prefix}{item.name}.")
         else:
-            found.append((f"{prefix}{item.name}", value, item.metadata))
-    return found
+            yield f"{prefix}{item.name}", value, item.metadata
 
 
 # Where a run's own texts lie: files of another name may hold other sentences, so that they affect the result.
 PATHS = frozenset(f"data.{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target"))
-RESULT_AFFECTING, RUNTIME = (
-    frozenset(key for key, _, meta in leaves(Config()) if meta.get("affects_result") is wanted)
-    for wanted in (True, False)
-)
+RESULT_AFFECTING = frozenset(key for key, _, meta in leaves(Config()) if meta["affects_result"])
 
 
 def result_affecting(config: Config) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from contextlib import suppress
 from importlib import metadata
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from aiayn.config.schema import ConfigError
 
 REFUSED = (
-    ("pytorch-lightning", "==2.6.2", "is malicious"),
-    ("pytorch-lightning", "==2.6.3", "is malicious"),
+    ("pytorch-lightning", ">=2.6.2,<=2.6.3", "is malicious"),
     ("pytorch-lightning", "<2.6.6", "can be made to execute code"),
     ("hydra-core", "<1.3.6", "is known to be unsafe"),
     ("torch", "<2.10", "is known to be unsafe"),
@@ -24,4 +24,5 @@ def refuse() -> None:
         with suppress(metadata.PackageNotFoundError):
             installed = metadata.version(name)
             if SpecifierSet(bad, prereleases=True).contains(installed):
-                raise ConfigError(f"{name} {installed} {why}: pip install -c constraints.txt -e '.[dev]'")
+                asked = [line for line in metadata.requires("aiayn") or () if Requirement(line).name == name]
+                raise ConfigError(f"{name} {installed} {why}: pip install '{asked[0]}'")

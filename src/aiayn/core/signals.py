@@ -6,7 +6,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from traceback import walk_stack
 from types import FrameType
@@ -42,12 +42,8 @@ def interrupting() -> Iterator[None]:
             os._exit(INTERRUPTED)
         raise request
 
-    before = {number: signal.signal(number, interrupt) for number in STOPPING}
-    try:
+    with StopFlag(interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -67,10 +63,10 @@ def reported() -> Iterator[None]:
 
 
 class StopFlag:
-    """Inside its block, SIGTERM, SIGINT and SIGUSR1 only leave their name in `asked`."""
+    """Inside its block, SIGTERM, SIGINT and SIGUSR1 only leave their name in `asked`, or call another handler."""
 
-    def __init__(self) -> None:
-        self.asked = ""
+    def __init__(self, handler: Callable[[int, FrameType | None], None] | None = None) -> None:
+        self.asked, self.handler = "", handler or self._note
 
     def __enter__(self) -> Self:
         self.before = {number: signal.getsignal(number) for number in STOPPING}
@@ -83,7 +79,7 @@ class StopFlag:
     def listen(self) -> None:
         """Sets the handlers, again when a library has put its own in their place."""
         for number in STOPPING:
-            signal.signal(number, self._note)
+            signal.signal(number, self.handler)
 
     def restore(self) -> None:
         """Sets the handlers that stood before the block."""
@@ -107,14 +103,15 @@ def reader_has_left() -> bool:
     """True when the standard output is a pipe that its reader has closed, as `head` does."""
     output = select.poll()
     output.register(1, 0)
-    return any(event & select.POLLERR for _, event in output.poll(0))
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
 
 
 def die_with_parent(parent: int = 0) -> None:
     """Asks the kernel to kill this process when its parent dies; the workers of a sweep find that in AIAYN_PARENT."""
     parent = parent or int(os.environ.get("AIAYN_PARENT", 0))
-    if parent and sys.platform == "linux":
+    # macOS has none: there a worker ends at the end of its work
+    if parent and (prctl := getattr(ctypes.CDLL(None), "prctl", None)):
         kill_when_parent_dies = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
-        ctypes.CDLL(None).prctl(kill_when_parent_dies, signal.SIGKILL)
+        prctl(kill_when_parent_dies, signal.SIGKILL)
         if os.getppid() != parent:  # it is dead already
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,11 +1,15 @@
 """The one place that writes files: each appears whole or not at all, and survives a power cut once a call returns."""
 
+import codecs
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
+import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,12 +40,38 @@ def fault(point: str, path: Path) -> None:
 
 
 @contextmanager
-def _storage_errors(attempt: str) -> Iterator[None]:
-    """Inside, an error of the system becomes a StorageError that says what was attempted: `write a/path`."""
+def errors(attempt: str = "") -> Iterator[None]:
+    """Inside, the system's error over a file becomes a StorageError that says what was attempted: `write a/path`."""
     try:
         yield
     except OSError as error:
-        raise StorageError(f"cannot {attempt}: {error.strerror or error}") from error
+        if not attempt and error.filename is None:  # of no file, such as a pipe
+            raise
+        raise StorageError(told(error, attempt and f"cannot {attempt}")) from error
+
+
+def told(error: OSError, attempt: str = "") -> str:
+    """What was attempted, or the path, and why not; where permission is denied, what denies it, with its mode."""
+    cause = error.strerror or str(error)
+    if isinstance(error, PermissionError) and isinstance(error.filename, str):
+        denies = _existing(Path(error.filename))
+        cause += f" ({denies} has mode {stat.filemode(denies.stat().st_mode)})"
+    return f"{attempt or error.filename}: {cause}"
+
+
+def open_standard_streams(reads: bool = False) -> None:
+    """Makes the standard streams safe to use; StorageError where the output is closed, or the input of what reads."""
+    # Else the next file would take the number of a closed stream, and get what is printed
+    while (unused := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(unused, True)
+    os.close(unused)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if sys.stdout is None:
+        raise StorageError("standard output is closed: `> /dev/null` does without it")
+    if sys.stdin is None and reads:
+        raise StorageError("standard input is closed: give text behind `<`, as in `< FILE`")
 
 
 @contextmanager
@@ -61,7 +91,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         raise
     except OSError as error:
         reached = f" after {temporary.stat().st_size} bytes" if temporary.exists() else ""
-        raise StorageError(f"cannot write {path}: {error.strerror or error}{reached}") from error
+        raise StorageError(told(error, f"cannot write {path}") + reached) from error
     finally:
         with suppress(OSError):  # the error that says more is on its way
             temporary.unlink()
@@ -72,12 +102,13 @@ def staged(folder: Path) -> Iterator[Path]:
     """Yields an empty folder for a library that writes its own files; when the block ends, each moves into `folder`."""
     staging = _temporary(folder)
     try:
-        with _storage_errors(f"write {folder}"):
+        with errors(f"write {folder}"):
             _make_folder(staging)
             yield staging
-            _make_folder(folder)
             for file in sorted(staging.iterdir()):
-                adopt(file, folder / file.name)
+                # Copied, so that it has the mode of any file of this user, whatever the library gave it
+                with file.open("rb") as written, atomic(folder / file.name) as whole:
+                    shutil.copyfileobj(written, whole)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -101,7 +132,7 @@ def write_json(path: Path, value: Any) -> None:
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Appends lines to `path` and flushes them to the disk; a crash can tear only the last line."""
     data = "".join(line + "\n" for line in lines).encode()
-    with _storage_errors(f"append to {path}"), appending(path) as file:
+    with errors(f"append to {path}"), appending(path) as file:
         fault("appending", path)
         append_bytes(file, path, data)
         fault("appended", path)
@@ -110,7 +141,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 def appending(path: Path) -> BinaryIO:
     """`path`, open for appending without a buffer: the log of another process."""
-    with _storage_errors(f"append to {path}"):
+    with errors(f"append to {path}"):
         _make_folder(path.parent)
         file = path.open("ab", buffering=0)
     return file
@@ -118,14 +149,14 @@ def appending(path: Path) -> BinaryIO:
 
 def append_bytes(file: BinaryIO, path: Path, data: bytes) -> None:
     """Appends all of `data` to `file`, which `appending` has opened as `path`; StorageError when the disk refuses."""
-    with _storage_errors(f"append to {path}"):
+    with errors(f"append to {path}"):
         while data:  # a disk that is nearly full takes a part and says so only when asked again
             data = data[file.write(data) :]
 
 
 def adopt(partial: Path, path: Path) -> None:
     """Gives what was appended to `partial` block by block its name, once it is known to be whole."""
-    with _storage_errors(f"write {path}"):
+    with errors(f"write {path}"):
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         _give_name(partial, path)
@@ -133,8 +164,7 @@ def adopt(partial: Path, path: Path) -> None:
 
 def free_bytes(folder: Path) -> int:
     """What the disk that holds `folder`, or will hold it, has left for us."""
-    disk = os.statvfs(_existing(folder))
-    return disk.f_bavail * disk.f_frsize
+    return shutil.disk_usage(_existing(folder)).free
 
 
 def disk_of(folder: Path) -> int:
@@ -142,31 +172,37 @@ def disk_of(folder: Path) -> int:
     return _existing(folder).stat().st_dev
 
 
+def listed(folder: Path, pattern: str) -> list[Path]:
+    """What a folder holds of such names, in order; none when it is missing. Unlike glob, it hides no error."""
+    with errors(f"read {folder}"), suppress(FileNotFoundError, NotADirectoryError):
+        return [path for path in sorted(map(folder.joinpath, os.listdir(folder))) if path.match(pattern)]
+    return []
+
+
 def read_lines(path: Path) -> list[bytes]:
     """The lines of a file written by `append_lines`, without a torn last one; none when the file is missing."""
-    if not path.exists():
-        return []
-    with _storage_errors(f"read {path}"):
-        *whole, _torn = path.read_bytes().split(b"\n")
-    return whole
+    with errors(f"read {path}"), suppress(FileNotFoundError):
+        *whole, _torn = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+        return whole
+    return []
 
 
 def remove(path: Path) -> None:
-    """Removes a file; a missing one is no error."""
-    with _storage_errors(f"remove {path}"):
+    """Removes a file, or a folder with what is in it; a missing one is no error."""
+    with errors(f"remove {path}"):
         fault("removing", path)
-        path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)  # another process may remove it as well
+        else:
+            path.unlink(missing_ok=True)
         fault("removed", path)
 
 
 def remove_unfinished(folder: Path) -> None:
     """Removes what killed processes of this host were writing into `folder`, and of any host what is a day old."""
-    for path in folder.glob(".*.tmp"):
+    for path in listed(folder, ".*.tmp"):
         if _is_abandoned(path):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                remove(path)
+            remove(path)
 
 
 def sha256(path: Path) -> str:
@@ -178,7 +214,7 @@ def sha256(path: Path) -> str:
 @contextmanager
 def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda message: None) -> Iterator[None]:
     """Holds `path`, which the kernel drops with the process; waits for its owner, reported once, or raises InUse."""
-    with _storage_errors(f"lock {path}"):
+    with errors(f"lock {path}"):
         _make_folder(path.parent)
         file = path.open("a+b", buffering=0)  # or closing it on a full disk would write again, and fail again
     with file:
@@ -190,7 +226,7 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
             report(f"waiting: {in_use}")
             while not _locked(file):
                 time.sleep(LOCK_SECONDS)
-        with _storage_errors(f"lock {path}"):
+        with errors(f"lock {path}"):
             file.truncate(0)
             file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
             fault("locked", path)
@@ -201,11 +237,10 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
 
 
 def _locked(file: BinaryIO) -> bool:
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _give_name(written: Path, path: Path) -> None:
@@ -234,10 +269,10 @@ def _is_abandoned(temporary: Path) -> bool:
     return False
 
 
-def _existing(folder: Path) -> Path:
-    while not folder.exists():
-        folder = folder.absolute().parent
-    return folder
+def _existing(path: Path) -> Path:
+    while not os.path.exists(path):  # or nothing may be known of it
+        path = path.absolute().parent
+    return path
 
 
 def _make_folder(folder: Path) -> None:

@@ -2,13 +2,12 @@
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiayn.config.schema import Hardware
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """A run at work on some devices, in the unit of its seconds from the start."""
 
     name: str

@@ -8,6 +8,7 @@ from aiayn.config.schema import Config, ConfigError, Model
 from aiayn.cost import flops
 from aiayn.data import prepare, wmt14
 from aiayn.data.parallel_text import read
+from aiayn.paper.attention import KERNEL_WIDTH
 from aiayn.runs.models import parameters
 
 GIGA = 1e9
@@ -85,13 +86,13 @@ def memory(run: Config, count: int, embedding_rows: int, corpus: CorpusStatistic
     gpu, hardware = run.hardware.accelerator == "gpu", run.hardware
     narrow = {"bf16-mixed": 2, "32-true": 4, "64-true": 8}[hardware.precision]
     wide = max(narrow, 4)
-    mask = 0 if hardware.compile else wide  # compiled, the backward pass computes masks again
+    mask = 0 if hardware.compile and run.model.in_table3 else wide  # compiled, the backward pass computes masks again
     tokens = min(hardware.tokens_per_micro_batch, run.training.tokens_per_update)
     activations = saved_bytes(run.model, narrow, wide, mask, corpus) * tokens
     states = count * STATE_BYTES * wide / 4 + (2 * count if narrow == 2 else 0)
-    # The logits of a part, once as they come and once wide, and the gradient of the embedding
+    # The logits of a part, their probabilities, both narrow and wide, and the gradient of the embedding
     part = min(tokens, 4096 if gpu else 512)
-    loss = part * embedding_rows * (narrow + wide) + embedding_rows * run.model.d_model * wide
+    loss = part * embedding_rows * 2 * (narrow + wide) + embedding_rows * run.model.d_model * wide
     return states + activations + loss + (CONTEXT_BYTES if gpu else 0)
 
 
@@ -100,25 +101,32 @@ def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: CorpusS
 
     `narrow` bytes has a number in matrix products, `wide` in sums and norms, `mask` an element of a dropout's mask.
     """
-    d, h = model.d_model, model.num_heads
+    d, h, d_k, d_v = model.d_model, model.num_heads, model.d_k, model.d_v
     dropout = mask * d if model.dropout else 0
     if model.kind != "transformer":
         # The input, four gates, the cell, its tanh and the state; then memory, states and contexts before and after
-        lstm = narrow * 8 * d + dropout
+        lstm = wide * 8 * d + dropout  # without autocast
         attended = narrow * 7 * d + wide * corpus.source_length if model.kind == "rnn_attention" else 0
         return model.num_layers * 2 * lstm + attended + narrow * d
-    keys_and_values = h * (model.d_k + model.d_v)
     norm = wide * (d + 2) + dropout
     feed_forward = narrow * (d + model.d_ff) + norm
 
-    def attention(length: float) -> float:
-        """The heads' input, queries, keys and values, weights, the heads, and the norm."""
-        hidden = length * model.d_k if model.scores == "additive" else 0  # of each pair of tokens
-        return narrow * (d + h * (model.d_k + length + hidden + model.d_v)) + norm
+    def attention(length: float, weights: bool) -> float:
+        """The heads' input, queries, keys, values, copies of them, weights if written down, the heads, and the norm."""
+        copies, pairs = 0, length * (narrow + wide) if weights else 0.0
+        if narrow > 2:  # a CPU writes them down, and computes additive scores once
+            copies, pairs = 2 * d_k + d_v, narrow * length * (1 + (d_k if model.scores == "additive" else 0))
+        elif weights or max(d_k, d_v) > KERNEL_WIDTH:  # padded, then as torch's products want them
+            copies = 2 * d_k + d_v + (2 * (d_k + d_v) if h > 1 or not weights else 0)
+        elif d_k != d_v:  # of one width
+            copies = 2 * max(d_k, d_v)
+        return narrow * (d + h * (2 * (d_k + d_v) + copies)) + h * pairs + norm
 
-    encoder = attention(corpus.source_length) + narrow * keys_and_values + feed_forward
-    decoder = attention(corpus.target_length) + narrow * keys_and_values + feed_forward
-    to_memory = attention(corpus.source_length) + narrow * keys_and_values
+    other_scores = model.scores != "scaled"
+    with_bias = other_scores or model.positions == "relative"
+    encoder = attention(corpus.source_length, with_bias) + feed_forward
+    decoder = attention(corpus.target_length, with_bias) + feed_forward
+    to_memory = attention(corpus.source_length, other_scores)
     # Each layer makes its own narrow copy of the encoder's output
     memory = narrow * d * (model.num_layers if narrow < wide else 1)
     embeddings, loss = 2 * dropout, narrow * d

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from aiayn.config.schema import MAX_DISTANCE, Hardware, Model
+from aiayn.config.schema import MAX_DISTANCE, Hardware, Model, Training
 from aiayn.data.dataset import Pairs
 
 # The token-weighted mean length of WMT14's sentences, 28 subwords each on average: what counts in attention
@@ -48,18 +48,23 @@ def training_flops(
     return 6.0 * (layers + embedding_rows * d * target_tokens)
 
 
+def planned(model: Model, training: Training, embedding_rows: int) -> float:
+    """The same of all updates of a training, each of them full, with sentences as long as WMT14's."""
+    tokens = training.max_steps * training.tokens_per_update
+    return training_flops(model, embedding_rows, tokens, tokens, LENGTH, LENGTH)
+
+
 def _of_transformer(model: Model, source_length: float, length: float) -> tuple[float, float]:
     """Multiplications with additions of the forward pass through all layers for a source token and a target token."""
     d, h = model.d_model, model.num_heads
     keys_and_values = h * (model.d_k + model.d_v)
-    attention, feed_forward = 2 * d * keys_and_values, 2 * d * model.d_ff  # weights, as many products a token
     # The scores and the sum of values for each pair of tokens; additive ones add and multiply
     pair = h * (model.d_k * (2 if model.scores == "additive" else 1) + model.d_v)
     relative = h * model.d_k * (2 * MAX_DISTANCE + 1) if model.positions == "relative" else 0
-    # Queries and output belong to the target, keys and values of attention to the encoder to the source
-    source = attention + feed_forward + d * keys_and_values + pair * source_length + relative
-    target = attention + feed_forward + d * keys_and_values + pair * (length / 2 + source_length) + relative
-    return model.num_layers * source, model.num_layers * target
+    # As many products a token as weights: all of self-attention's, and half of those of attention to the encoder, whose
+    # keys and values belong to the source, and queries and output to the target
+    either = d * (3 * keys_and_values + 2 * model.d_ff) + pair * source_length + relative
+    return model.num_layers * either, model.num_layers * (either + pair * length / 2)
 
 
 def _of_recurrent(model: Model, source_length: float, length: float) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """`aiayn plan`: what a run or the whole table takes, and everything that would stop it later; nothing is trained."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tabulate import tabulate
 
@@ -24,8 +24,7 @@ def rows(run: Config) -> list[Config]:
     return [vary(compose.row(name, run), training=given) for name in ROWS]
 
 
-@dataclass(frozen=True)
-class Disk:
+class Disk(NamedTuple):
     """A disk that is to be written to: the keys that name it, and bytes, needed and free."""
 
     keys: str

@@ -21,16 +21,10 @@ Lengths = npt.NDArray[np.int64]  # tokens of each sentence of one side, EOS incl
 
 SIDES: tuple[Side, ...] = ("source", "target")
 SCHEMA = 1
-STAGES: dict[str, list[str]] = {
-    "tokenizer": ["tokenizer.model"],
-    **{
-        split: [
-            *(f"{split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets")),
-            *(f"{split}.{side}.txt" for side in SIDES if split != "train"),
-        ]
-        for split in SPLITS
-    },
-}
+STAGES = {"tokenizer": ["tokenizer.model"]}
+for _split in SPLITS:
+    STAGES[_split] = [f"{_split}.{side}.{part}.npy" for side in SIDES for part in ("ids", "offsets")]
+    STAGES[_split] += [f"{_split}.{side}.txt" for side in SIDES if _split != "train"]
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,8 @@ def _receive(remote: Remote, partial: Path, received: Callable[[int], None]) -> 
     start = _bytes_of(partial)
     if start >= remote.size:
         return
-    headers = {"User-Agent": "aiayn", "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    request = urllib.request.Request(remote.url, headers=headers)
+    wanted = {"Range": f"bytes={start}-"} if start else {}
+    request = urllib.request.Request(remote.url, headers={"User-Agent": "aiayn", **wanted})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             _append(remote, partial, start, answer, received)

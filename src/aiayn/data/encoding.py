@@ -143,7 +143,8 @@ def _encode(
     # Paper: silent on long pairs; the released code drops those of more than 256 tokens from training
     longest = max_length - 1 if split == "train" else math.inf  # EOS is one token more
     pairs = read(split, parts, selection, dropped)
-    encoder = partial(_encoder, tokenizer.path, longest)
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size < 65_536 else np.int32)
+    encoder = partial(_encoder, tokenizer.path, longest, dtype)
     counts: Counter[str] = Counter()
     with ExitStack() as stack:
 
@@ -155,7 +156,7 @@ def _encode(
         if split != "train":
             pairs = _saving(pairs, [written("txt", side) for side in SIDES])
         for side in SIDES:
-            _write_header(ids[side], _dtype(tokenizer), 0)
+            _write_header(ids[side], dtype, 0)
             _write_header(offsets[side], _OFFSET, 0)
             offsets[side].write(np.zeros(1, _OFFSET).data)
         for number_read, *sides in by_chunks(encoder, pairs):
@@ -171,7 +172,7 @@ def _encode(
         if counts["kept"] == 0:
             raise DataError(f"{parts[0].target} leaves no {split} pair of at most data.max_length={max_length} tokens")
         for side in SIDES:
-            _write_header(ids[side], _dtype(tokenizer), counts[f"{side}_tokens"])
+            _write_header(ids[side], dtype, counts[f"{side}_tokens"])
             _write_header(offsets[side], _OFFSET, counts["kept"] + 1)
     return {
         "lines": counts["kept"] + dropped.total(),
@@ -181,21 +182,17 @@ def _encode(
     }
 
 
-def _encoder(model: Path, longest: float) -> Callable[[list[Pair]], tuple[int, _Packed, _Packed]]:
+def _encoder(model: Path, longest: float, dtype: np.dtype[Any]) -> Callable[[list[Pair]], tuple[int, _Packed, _Packed]]:
     tokenizer = load(model)
 
     def encode(chunk: list[Pair]) -> tuple[int, _Packed, _Packed]:
         """The number of pairs, and both sides of those that are short enough."""
         sides = (tokenizer.encode([pair[i] for pair in chunk], side) for i, side in enumerate(SIDES))
         pairs = [pair for pair in zip(*sides, strict=True) if max(map(len, pair)) <= longest]
-        source, target = (_packed([pair[i] for pair in pairs], _dtype(tokenizer)) for i in (0, 1))
+        source, target = (_packed([pair[i] for pair in pairs], dtype) for i in (0, 1))
         return len(chunk), source, target
 
     return encode
-
-
-def _dtype(tokenizer: Tokenizer | MosesBpe) -> np.dtype[Any]:
-    return np.dtype(np.uint16 if tokenizer.vocab_size < 65_536 else np.int32)
 
 
 def _packed(sentences: Sequence[npt.NDArray[np.int32]], dtype: np.dtype[Any]) -> _Packed:

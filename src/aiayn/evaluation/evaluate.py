@@ -76,8 +76,6 @@ def evaluate_trained(config: Config) -> tuple[Dataset, str]:
     decoded = "" if folder == run_folder(config) else variation(config)
     name = f"{split}-average{config.average}{decoded}"
     updates, last = checkpoint.step_of(checkpoint.newest(folder / "checkpoints")[0]), config.training.max_steps
-    storage.write_text(folder / f"translations-{name}.txt", "".join(line + "\n" for line in translations))
-    storage.write_json(folder / f"evaluation-{name}.json", {"steps": updates, **figures})
     low, high = figures["bleu_ci95"]
     unfinished = f", after {updates} of {last} updates" if updates < last else ""
     print(f"{config.experiment} seed {config.seed}, {config.data.name} {split}, scale {config.scale.name}{unfinished}:")
@@ -87,5 +85,8 @@ def evaluate_trained(config: Config) -> tuple[Dataset, str]:
     for kind, value in figures["bleu"].items():
         interval = f"  95 % interval {low:.2f} to {high:.2f}" if kind == "sacrebleu" else ""
         print(f"BLEU {kind:9} {value:6.2f}{interval}  {figures['signatures'][kind]}")
+    # Only now: where the folder may not be written the figures are known all the same
+    storage.write_json(folder / f"evaluation-{name}.json", {"steps": updates, **figures})
+    storage.write_text(folder / f"translations-{name}.txt", "".join(line + "\n" for line in translations))
     print(f"translations: {folder}/translations-{name}.txt")
     return dataset, name

@@ -119,13 +119,6 @@ def write(model: Transformer, subwords: list[str], format: str, folder: Path) ->
         save_model(model, str(folder / "model.safetensors"))
 
 
-def export(model: Transformer, subwords: list[str], format: str, folder: Path) -> None:
-    """Writes the model to `folder` in a format: whole, or not at all."""
-    storage.remove_unfinished(folder.parent)
-    with storage.staged(folder) as staging:
-        write(model.cpu(), subwords, format, staging)
-
-
 def main(config: Config) -> None:
     """Exports the run that the configuration names into its folder, with its tokenizer."""
     if config.format not in USE:
@@ -141,13 +134,13 @@ def main(config: Config) -> None:
     if fidelity.sinusoids != "alternating" or fidelity.target_space or fidelity.zero_start or fidelity.embedding_rows:
         raise ConfigError(f"fidelity={fidelity.name}: what is exported starts with BOS; export runs of fidelity=paper")
     if find_spec(config.format) is None:  # the format is named after its library
-        raise ConfigError(
-            f"format={config.format}: {config.format} is not installed; pip install -c constraints.txt -e '.[export]'"
-        )
+        raise ConfigError(f"format={config.format}: {config.format} is not installed; pip install 'aiayn[export]'")
     model, dataset, run_folder = trained(config)
     assert isinstance(model, Transformer)
     folder = run_folder / f"export-{config.format}"
-    export(model, dataset.tokenizer.subwords, config.format, folder)
+    storage.remove_unfinished(run_folder)
+    with storage.staged(folder) as staging:
+        write(model.cpu(), dataset.tokenizer.subwords, config.format, staging)
     storage.write_bytes(folder / "tokenizer.model", (dataset.folder / "tokenizer.model").read_bytes())
     sizes = {**dataclasses.asdict(config.model), "max_length": config.data.max_length}
     storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.subwords)})

@@ -28,7 +28,7 @@ def search(
     model.eval()
     decoder: Decoder = RecurrentDecoder(model) if isinstance(model, RecurrentModel) else TransformerDecoder(model)
     options |= {"bf16": precision == "bf16", "tokens_per_batch": hardware.tokens_per_search, "bos": BOS, "eos": EOS}
-    options["threads"] = 1 if hardware.accelerator == "gpu" else hardware.threads
+    options["threads"] = 0 if hardware.accelerator == "gpu" else hardware.threads
     return translate_ids(decoder, sources, **options, done=done)
 
 
@@ -39,7 +39,7 @@ def translate_ids(
     tokens_per_batch: int,
     eos: int,
     bf16: bool = False,
-    threads: int = 1,
+    threads: int = 0,
     done: Callable[[int], None] | None = None,
     **options: Any,
 ) -> list[Hypothesis]:
@@ -49,7 +49,10 @@ def translate_ids(
     EOS and padding counted, at least one. `done` gets how many more are done; `options` are for `beam_search`.
     """
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
-    batches = _batches(lengths, tokens_per_batch)
+    rest, batches = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)], list[np.ndarray]()
+    while len(rest):
+        batch, rest = np.split(rest, [max(1, tokens_per_batch // (int(lengths[rest[0]]) + 1))])
+        batches.append(batch)
 
     def search_batch(batch: np.ndarray) -> list[Hypothesis]:
         packed = np.concatenate([part for number in batch for part in (sources[number], [eos])])
@@ -61,8 +64,8 @@ def translate_ids(
     hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
     if done is not None and (empty := int((lengths == 0).sum())):
         done(empty)
-    # The number of threads is each thread's own setting
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) if threads > 1 else None
+    # The number of threads is each thread's own setting; with none this thread searches, and hears of a signal late
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) if threads else None
     try:
         for batch, best in zip(batches, (pool.map if pool else map)(search_batch, batches), strict=True):
             for number, hypothesis in zip(batch.tolist(), best, strict=True):
@@ -70,15 +73,6 @@ def translate_ids(
             if done is not None:
                 done(len(batch))
     finally:
-        if pool:
-            pool.shutdown(cancel_futures=True)
+        if pool:  # a signal comes to this thread, which waits for none that is amid a long step
+            pool.shutdown(wait=False, cancel_futures=True)
     return hypotheses
-
-
-def _batches(lengths: np.ndarray, tokens_per_batch: int) -> list[np.ndarray]:
-    rest = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
-    batches = []
-    while len(rest):
-        batch, rest = np.split(rest, [max(1, tokens_per_batch // (int(lengths[rest[0]]) + 1))])
-        batches.append(batch)
-    return batches

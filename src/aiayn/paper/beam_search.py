@@ -71,7 +71,7 @@ class Beam:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         candidates, parent, token = best_continuations(logits, self.alive, self.num_candidates)
         ended = token == self.eos
-        if ended.any():
+        if ended.is_cuda or ended.any():  # a GPU would be waited for
             self._finish(candidates.masked_fill(~ended, -torch.inf), parent)
             candidates, position = candidates.masked_fill(ended, -torch.inf).sort(1, descending=True)
             parent, token = parent.gather(1, position), token.gather(1, position)

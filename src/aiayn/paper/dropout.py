@@ -45,10 +45,10 @@ def _shifted(x: Tensor, places: int, width: int) -> Tensor:
 class Dropout(nn.Module):
     """Zeroes elements with a probability, rounded to 32 bits, and scales up the others so that their mean stays."""
 
-    def __init__(self, probability: float) -> None:
+    def __init__(self, probability: float, number: int = 0) -> None:
         super().__init__()
         self.probability = probability
-        self.number = 0  # among the dropout layers of its side; the Transformer sets it
+        self.number = number  # among the dropout layers of its side; the Transformer sets it
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         """x (T, D) as it is, or in training each element zeroed or scaled, in float32 at least."""

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aiayn.paper.batch import to_device
 from aiayn.paper.dropout import Dropout, Randomness
 
 # T tokens of all sentences, packed; I inputs; O outputs; D d_model
@@ -105,7 +106,8 @@ class Sinusoids(nn.Module):
     def extend(self, length: int) -> None:
         """Computes the positions below `length`, and up to a power of two, that the table lacks."""
         if length > len(self.table):
-            self.table = self.make(1 << (length - 1).bit_length(), self.d_model).to(self.table)
+            table = self.make(1 << (length - 1).bit_length(), self.d_model)
+            self.table = to_device(table.to(self.table.dtype), self.table.device)
 
     def forward(self, positions: Tensor) -> Tensor:
         """Positions (...) within the table as (..., D)."""

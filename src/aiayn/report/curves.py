@@ -1,6 +1,7 @@
 """The learning curves of a run, read back from `metrics.jsonl`."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,10 +28,11 @@ class Curve(NamedTuple):
 
 
 def read(folder: Path) -> dict[str, Curve]:
-    """The curves of the run in `folder`, by quantity; none where its metrics are damaged."""
+    """The curves of the run in `folder`, by quantity; none where its metrics are damaged, which one line says."""
     try:
         rows = read_metrics(folder / METRICS)
-    except storage.StorageError:
+    except storage.StorageError as error:
+        print(f"aiayn: no curves: {error}", file=sys.stderr)
         return {}
     updates = [row for row in rows if "train/loss" in row]
     steps, tokens, seconds = (_column(updates, key) for key in ("step", "target_tokens", "seconds"))

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from aiayn.evaluation.metrics import bleu_of_counts
 from aiayn.report.curves import Curve
 from aiayn.report.figure_files import GREY, INK, PAPER_COLOUR, SUPTITLE
-from aiayn.tables.paper_claims import Counts, rank_correlation, rise
+from aiayn.tables.paper_claims import Counts, mean_and_bar, rank_correlation
 from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, Line, Table
 
 Runs = Mapping[tuple[str, int], Mapping[str, Curve]]  # the curves of each (row, seed), by quantity
@@ -32,6 +32,7 @@ _LENGTH_BUCKETS = 6
 _LINE = {"arrowstyle": "-", "color": GREY, "linewidth": 0.4, "relpos": (0, 0.5)}  # from a point to its name
 _BESIDE: Any = {"textcoords": "axes fraction", "va": "center", "fontsize": 7, "arrowprops": _LINE}
 _SIZE = (5.2, 4.6)  # inches: a phone shows it whole, and a desktop two side by side
+_BELOW: Any = {"fontsize": 7, "ncols": 4, "loc": "outside lower center"}  # a legend of rows
 _PAPER: dict[str, Any] = {"fmt": "D", "color": PAPER_COLOUR, "fillstyle": "none", "label": "paper"}
 _OURS: dict[str, Any] = {"fmt": "o", "color": INK, "markersize": 4, "capsize": 2, "label": "ours; bars: 95 %"}
 
@@ -70,7 +71,8 @@ def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
         plain = FuncFormatter(lambda value, _: f"{value:g}")
         axes.yaxis.set(major_locator=ticks, minor_locator=NullLocator(), major_formatter=plain)
     axes.set(xlabel=NAMES[axis], ylabel=NAMES[quantity], title=f"{NAMES[quantity]}, {conditions(table)}")
-    return _with_legend(figure, axes)
+    _legend(figure, axes, **_BELOW)
+    return figure
 
 
 def group(table: Table, letter: str) -> Figure:
@@ -94,8 +96,7 @@ def group(table: Table, letter: str) -> Figure:
         change = "change from base, " + ("%" if percent else "points") if relative else ""
         axes.set_xticks(range(len(lines)), [_label(table, line) for line in lines], rotation=30, ha="right", fontsize=8)
         axes.set(title=name, ylabel=change)
-    named = _named(both[0])
-    both[0].legend(named.values(), named.keys())
+    _legend(both[0], both[0])
     figure.suptitle(f"Group {letter}: the paper and {conditions(table)}", **SUPTITLE)
     return figure
 
@@ -150,7 +151,8 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure
     named = [f"{low}" if low == high else f"{low} to {high}" for low, high in zip(starts, ends, strict=True)]
     axes.set_xticks(range(len(ends)), named)
     axes.set(xlabel="words of the source", ylabel="BLEU", title=f"Length against BLEU, {conditions(table)}")
-    return _with_legend(figure, axes)
+    _legend(figure, axes, **_BELOW)
+    return figure
 
 
 def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
@@ -189,17 +191,11 @@ def layers(times: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     return figure
 
 
-def _with_legend(figure: Figure, axes: Axes) -> Figure:
-    """The figure with each row's name and colour below it, once for all its seeds."""
-    if named := _named(axes):
-        figure.legend(named.values(), named.keys(), fontsize=7, ncols=4, loc="outside lower center")
-    return figure
-
-
-def _named(axes: Axes) -> dict[str, Any]:
-    """What is drawn by its label, each label once."""
+def _legend(owner: Figure | Axes, axes: Axes, **options: Any) -> None:
+    """What is drawn in the axes by its label, each label once."""
     handles, labels = axes.get_legend_handles_labels()
-    return dict(zip(labels, handles, strict=True))
+    if named := dict(zip(labels, handles, strict=True)):
+        owner.legend(named.values(), named.keys(), **options)
 
 
 def _label(table: Table, line: Line) -> str:
@@ -215,11 +211,9 @@ def _measured(axes: Axes, at: float, own: list[float], base: list[float], percen
     """The mean over seeds, less base's where that is given, with its 95 % confidence interval; each seed as a dash."""
     zero = statistics.mean(base) if base else 0.0
     unit = 100 / zero if percent else 1.0
-    samples = {"own": [unit * value for value in own], "base": [unit * value for value in base]}
-    # Base's difference from itself is 0, whatever its seeds
-    found = None if own is base else rise(samples, {"own": 1.0, "base": -1.0} if base else {"own": 1.0})
     if len(own) > 1:
         seeds = [unit * (value - zero) for value in own]
         axes.plot([at + 0.1] * len(own), seeds, "_", color=GREY, markersize=4, label="each seed")
-    error = found.interval[1] - found.effect if found else None
-    axes.errorbar(at, unit * (statistics.mean(own) - zero), error, **style)
+    value, error = mean_and_bar([unit * value for value in own], [unit * value for value in base])
+    # Base's difference from itself is 0, whatever its seeds
+    axes.errorbar(at, value, None if own is base else error, **style)

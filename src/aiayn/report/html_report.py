@@ -3,13 +3,12 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
 
 from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError
@@ -35,7 +34,7 @@ class Section(NamedTuple):
     head: Sequence[tuple[str, str]] = ()  # name and alignment, l or r
     rows: Sequence[tuple[bool, Sequence[tuple[str, str]]]] = ()  # whether it opens a group; text and style of its cells
     notes: Sequence[tuple[str, str, str]] = ()  # run, status, detail
-    figures: Sequence[tuple[str, str]] = ()  # description and URI
+    figures: Collection[tuple[str, Any]] = ()  # description and URI; before they are written name and figure
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
@@ -45,42 +44,21 @@ def page(title: str, sections: Sequence[Section]) -> str:
     return environment.get_template("page.html").render(title=title, sections=sections)
 
 
-class Material(NamedTuple):
-    """What the report is made of, read from the run folders and the prepared corpus."""
-
-    table: Table
-    beyond: Table | None  # the rows beyond Table 3 and those compared with them, if one is begun
-    runs: figures.Runs
-    words: Sequence[int]  # of each source sentence of dev
-    counts: Counts  # n-grams of the translations of dev, by the rows beyond Table 3 too
-    missing: str  # why there is no BLEU over sentences
-    learned: Mapping[str, Any]  # positional vectors of row E, by side
-    scales: Sequence[Table]
-    layers: Mapping[str, Sequence[tuple[int, float]]]  # (length, seconds a token) of each type; empty if unmeasured
-
-
-def collect(run: Config) -> Material:
-    """Everything that lies in the folders of one scale and data set; whatever is damaged there is left out."""
-    folder = folders.sweep_folder(run)
-    stored = records.read_runs(folder)
-    table, others = table3.table(run, stored), beyond.table(run, stored)
-    lines = (*table.lines, *(others.lines[1:] if others else ()))
-    named = [(line.name, found.seed) for line in lines for found in line.runs]
-    read = {key: curves.read(folder / key[0] / f"seed{key[1]}") for key in progress.each(named, "reading curves")}
+def on_dev(run: Config, table: Table) -> tuple[list[int], Counts, str]:
+    """The words of each source of dev, the n-grams of the runs' translations, and why there are none, if so."""
     try:
         words = [len(line.split()) for line in Dataset.open(folders.prepared_folder(run)).texts("dev", "source")]
-        counts = beyond.counts_of(run, dataclasses.replace(table, lines=lines))
+        counts = beyond.counts_of(run, table)
         missing = "" if counts else "No paired bootstrap: no finished run has translations of the corpus that is here."
+        return words, counts, missing
     except (DataError, OSError) as error:
-        words, counts, missing = [], {}, f"No paired bootstrap: {printable(str(error))}"
-    scales, layers = ladder_figure.tables(run, table), _layers(Path(run.bench.output))
-    return Material(table, others, read, words, counts, missing, _learned(table, folder), scales, layers)
+        return [], {}, f"No paired bootstrap: {printable(str(error))}"
 
 
-def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:
+def layer_times(path: Path) -> dict[str, list[tuple[int, float]]]:
     """What `bench.kind=layers` has measured, where its numbers lie and are whole."""
     try:
-        part = json.loads(path.read_text("utf-8"))["parts"]["layers"]
+        part = json.loads(path.read_text("utf-8-sig"))["parts"]["layers"]
         lengths = [int(length) for length in part["lengths"]]
         times = {printable(line["name"]): map(float, line["seconds_per_token"]) for line in part["layers"]}
         return {name: list(zip(lengths, seconds, strict=True)) for name, seconds in times.items()}
@@ -88,11 +66,11 @@ def _layers(path: Path) -> dict[str, list[tuple[int, float]]]:
         return {}
 
 
-def _learned(table: Table, folder: Path) -> dict[str, Any]:
+def learned_positions(table: Table, folder: Path) -> dict[str, Any]:
     """The positional vectors that the first finished run of row E with a checkpoint has learned."""
     row = next(line for line in table.lines if line.config.model.positions == "learned")
     for run in row.finished:
-        with suppress(storage.StorageError):
+        with suppress(storage.StorageError, OSError):
             newest = checkpoint.newest(folder / row.name / f"seed{run['seed']}" / "checkpoints")
             weights = checkpoint.average(newest) if newest else {}
             sides = {side: weights.get(f"transformer.{side}_positions.weight") for side in ("source", "target")}
@@ -100,49 +78,42 @@ def _learned(table: Table, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def draw_figures(material: Material) -> dict[str, Figure]:
-    """Every figure by its name."""
-    table, runs = material.table, material.runs
-    drawn = {"effects": figures.effects(table)}
-    drawn |= {f"group-{letter}": figures.group(table, f"({letter.upper()})") for letter in "abcde"}
-    if material.scales:
-        drawn |= {f"ladder-{metric.lower()}": ladder_figure.ladder(material.scales, metric) for metric in METRICS}
-    for axis, quantity in itertools.product(curves.AXES, curves.QUANTITIES):
-        drawn[f"curve-{quantity.replace('/', '-')}-{axis}"] = figures.curve(table, runs, quantity, axis)
-    if material.beyond:
-        drawn["beyond-curve"] = figures.curve(material.beyond, runs, "dev/ppl", "steps")
-    for name, made in (("lengths", table), ("beyond-lengths", material.beyond)):
-        if made and material.counts:
-            drawn[name] = figures.lengths(made, material.counts, material.words)
-    tables = {"Sinusoids (3.5)": sinusoids(64, table.base.trained.model.d_model).numpy(), **material.learned}
-    drawn["positions"] = figures.positions(tables)
-    return drawn | ({"layers": figures.layers(material.layers)} if material.layers else {})
-
-
-def sections(material: Material, images: Mapping[str, str]) -> list[Section]:
-    """The parts of the report, with the images that there are by their names."""
-
-    def shown(*starts: str) -> list[tuple[str, str]]:
-        about = figures.caption(material.table)
-        return [(f"{name}: {about}", image) for name, image in images.items() if name.startswith(starts)]
-
-    table = material.table
+def sections(run: Config, table: Table, others: Table | None) -> list[Section]:
+    """The parts of the report, each with its figures by name, drawn and not written yet; without what is damaged."""
+    folder, lines = folders.sweep_folder(run), (*table.lines, *(others.lines[1:] if others else ()))
+    seeds = [(line.name, found.seed) for line in lines for found in line.runs]
+    runs = {key: curves.read(folder / key[0] / f"seed{key[1]}") for key in progress.each(seeds, "reading curves")}
+    words, counts, missing = on_dev(run, dataclasses.replace(table, lines=lines))
     test = "Welch's t-test over seeds, p-values corrected for their number. Effects are gains, in BLEU or % of PPL."
-    bootstrap = material.missing or f"Over sentences: {paper_claims.RESAMPLES} resamples of {len(material.words)}."
+    bootstrap = missing or f"Over sentences: {paper_claims.RESAMPLES} resamples of {len(words)}."
+    scales = ladder_figure.tables(run, table)
+    ladders = {f"ladder-{metric.lower()}": ladder_figure.ladder(scales, metric) for metric in METRICS if scales}
+    compared = {"effects": figures.effects(table)}
+    compared |= {f"group-{letter}": figures.group(table, f"({letter.upper()})") for letter in "abcde"}
+    curved = {
+        f"curve-{quantity.replace('/', '-')}-{axis}": figures.curve(table, runs, quantity, axis)
+        for axis, quantity in itertools.product(curves.AXES, curves.QUANTITIES)
+    }
+    lengths = {"lengths": figures.lengths(table, counts, words)} if counts else {}
+    vectors = {"Sinusoids (3.5)": sinusoids(64, table.base.trained.model.d_model).numpy()}
+    positions = {"positions": figures.positions(vectors | learned_positions(table, folder))}
     parts = [
         _tabled(formats.layout(table), "Table 3, paper and ours"),
-        _claims("The paper's claims", [test, bootstrap], paper_claims.check(table, material.counts)),
-        Section("By scale", figures=shown("ladder")),
-        Section("Paper against ours", [formats.rank_sentence(table)], figures=shown("effects", "group")),
-        Section("Learning curves", figures=shown("curve")),
-        Section("Lengths and positions", figures=shown("lengths", "positions")),
+        _claims("The paper's claims", [test, bootstrap], paper_claims.check(table, counts)),
+        Section("By scale", figures=ladders.items()),
+        Section("Paper against ours", [formats.rank_sentence(table)], figures=compared.items()),
+        Section("Learning curves", figures=curved.items()),
+        Section("Lengths and positions", figures=(lengths | positions).items()),
     ]
-    if others := material.beyond:
-        findings = paper_claims.check(others, material.counts, beyond.CLAIMS)
+    if others:
+        findings = paper_claims.check(others, counts, beyond.CLAIMS)
+        drawn = {"beyond-curve": figures.curve(others, runs, "dev/ppl", "steps")}
+        drawn |= {"beyond-lengths": figures.lengths(others, counts, words)} if counts else {}
         parts.append(_tabled(beyond.layout(others, findings), "Beyond Table 3"))
-        parts.append(_claims("Claims beyond Table 3", [], findings)._replace(figures=shown("beyond")))
-    if material.layers:
-        parts.append(Section("Layers of Table 1, by aiayn bench bench.kind=layers", figures=shown("layers")))
+        parts.append(_claims("Claims beyond Table 3", [], findings)._replace(figures=drawn.items()))
+    if times := layer_times(Path(run.bench.output)):
+        measured = [("layers", figures.layers(times))]
+        parts.append(Section("Layers of Table 1, by aiayn bench bench.kind=layers", figures=measured))
     return parts
 
 
@@ -162,13 +133,16 @@ def _claims(title: str, texts: Sequence[str], findings: Iterable[Finding]) -> Se
 def main(run: Config) -> None:
     """Writes the page and the figures of `<output>/<data>-<scale>` into `report/` there, and says where."""
     folder = folders.sweep_folder(run) / "report"
-    if not records.read_runs(folder.parent):
+    stored = records.read_runs(folder.parent)
+    if not stored:
         raise ConfigError(f"{folder.parent} has no runs{folders.in_other_precisions(run)}; train one first")
-    material = collect(run)
+    table = table3.table(run, stored)
+    title, about, drawn, parts = formats.title(table), figures.caption(table), folder / "figures", []
     with figure_files.style():
-        drawn = progress.each(draw_figures(material).items(), "drawing the figures")
-        images = {name: figure_files.write(folder / "figures", name, figure) for name, figure in drawn}
-    title = formats.title(material.table)
-    storage.write_text(folder / "report.html", page(title, sections(material, images)))
+        for part in progress.each(sections(run, table, beyond.table(run, stored)), "drawing the figures"):
+            images = [(f"{name}: {about}", figure_files.write(drawn, name, figure)) for name, figure in part.figures]
+            parts.append(part._replace(figures=images))
+    storage.write_text(folder / "report.html", page(title, parts))
     print(title, folder / "report.html", sep="\n")
-    print(f"{folder / 'figures'}: {len(images)} figures, each as SVG and PNG")
+    print(f"{drawn}: {sum(len(part.figures) for part in parts)} figures, each as SVG and PNG")
+    records.refuse_unreadable(*stored)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -48,20 +47,14 @@ def _others(run: Config) -> Iterator[Config]:
 
 def planned(table: Table, line: Line) -> float:
     """FLOPs of a row's training at the scale of the table: all its updates full, sentences as long as WMT14's."""
-    training = line.trained.training
-    tokens = training.max_steps * training.tokens_per_update
     rows = line.trained.fidelity.rows(records.look_up(table.reference, "config.data.vocab_size"))
-    return flops.training_flops(line.trained.model, rows, tokens, tokens, flops.LENGTH, flops.LENGTH)
+    return flops.planned(line.trained.model, line.trained.training, rows)
 
 
 def effect(table: Table, line: Line, metric: Metric) -> tuple[float, float | None] | None:
     """A row's ln PPL or BLEU minus base's, and its 95 % interval's half width (Welch); None where a row has no seed."""
-    samples = {row.name: paper_claims.figures(row, metric) for row in (line, table.base)}
-    if not all(samples.values()):
-        return None
-    found = paper_claims.rise(samples, {table.base.name: -1.0, line.name: 1.0})
-    value = statistics.mean(samples[line.name]) - statistics.mean(samples[table.base.name])
-    return value, found.interval[1] - found.effect if found else None
+    own, base = (paper_claims.figures(row, metric) for row in (line, table.base))
+    return paper_claims.mean_and_bar(own, base) if own and base else None
 
 
 def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:

@@ -85,7 +85,7 @@ def built(run: Config) -> tuple[str, str]:
             return "", "your key belongs to no entity: give wandb.entity=..."
         return str(workspace(run, entity).save().url), ""
     except ImportError as error:
-        return "", f"{error}; pip install -c constraints.txt -e '.[dashboard]'"
+        return "", f"{error}; pip install 'aiayn[dashboard]'"
     except Exception as error:  # of many kinds, for one cause: no network, a wrong key, a project that is not there
         return "", " ".join(records.without_secrets(f"{type(error).__name__}: {error}").split())[:300]
 

@@ -59,19 +59,16 @@ def is_intact(path: Path) -> bool:
     hash_file = _hash_file(path)
     if not (path.is_file() and hash_file.is_file()):
         return False
-    return hash_file.read_bytes().split()[:1] == [storage.sha256(path).encode()]
+    return hash_file.read_text("utf-8-sig", "replace").split()[:1] == [storage.sha256(path)]
 
 
 def newest(folder: Path, count: int = 1) -> list[Path]:
     """The newest `count` intact checkpoints, newest first; none when training has saved none. Names damaged files."""
-    files = sorted(folder.glob(PATTERN), reverse=True)
-    intact: list[Path] = []
-    damaged: list[Path] = []
-    for path in files:
-        if len(intact) == count:
-            break
-        (intact if is_intact(path) else damaged).append(path)
-    if files and not intact:  # a silent fresh start would lose the run
+    intact, damaged = list[Path](), list[Path]()
+    for path in storage.listed(folder, PATTERN)[::-1]:
+        if len(intact) < count:
+            (intact if is_intact(path) else damaged).append(path)
+    if damaged and not intact:  # a silent fresh start would lose the run
         raise storage.StorageError(
             f"no checkpoint in {folder} is intact ({len(damaged)}, newest {damaged[0].name}):"
             " put one back, or delete the run's folder to start it anew"
@@ -88,14 +85,14 @@ def step_of(path: Path) -> int:
 
 def rotate(folder: Path, keep: int, every: int) -> None:
     """Removes all but the newest `keep` checkpoints, once the newest is verified, and what killed writers left."""
-    files = sorted(folder.glob(PATTERN), reverse=True)
+    files = storage.listed(folder, PATTERN)[::-1]
     if files and is_intact(files[0]):
         # One that a signal asked for goes too: then the mean is that of a run that was never stopped
         kept = [path for path in files if path == files[0] or step_of(path) % every == 0][:keep]
         for path in files:
             if path not in kept:
                 storage.remove(path)
-        for hash_file in folder.glob(PATTERN + HASH):
+        for hash_file in storage.listed(folder, PATTERN + HASH):
             if not hash_file.with_suffix("").exists():
                 storage.remove(hash_file)
         storage.remove_unfinished(folder)

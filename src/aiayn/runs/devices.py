@@ -26,6 +26,13 @@ def names(hardware: Hardware, limit: int = 0) -> list[str]:
     return [str(number) for number in range(limit or max(hardware.devices, cores() // hardware.threads))]
 
 
+def warn_of_threads(hardware: Hardware, devices: int) -> None:
+    """One line where a CPU has fewer cores than so many devices have threads: they would wait for each other."""
+    if hardware.accelerator == "cpu" and hardware.threads * devices > cores():
+        asked = f"hardware.threads={hardware.threads} on {devices} device{'s' if devices > 1 else ''}"
+        print(f"aiayn: {asked}: more threads than the {cores()} cores here, which takes longer", file=sys.stderr)
+
+
 def gpus() -> list[str]:
     """The GPUs that a worker would see, as CUDA_VISIBLE_DEVICES names them."""
     listed = "(f'GPU-{torch.cuda.get_device_properties(n).uuid}' for n in range(torch.cuda.device_count()))"

@@ -76,8 +76,9 @@ def check(run: Config) -> None:
 
 
 def check_folder(run: Config) -> None:
-    """ConfigError, naming key, old and new value, for a folder that holds another run, begun or finished."""
+    """ConfigError, naming key, old and new value, for a folder that holds another run; StorageError if unreadable."""
     folder = folders.run_folder(run)
+    records.refuse_unreadable(records.read_run(folder))
     if not (folder / "config.yaml").exists():
         return
     before = result_affecting(compose.read(folder / "config.yaml"))
@@ -96,7 +97,7 @@ def check_folder(run: Config) -> None:
 def check_data(folder: Path, sha256: str) -> None:
     """ConfigError when a run folder was begun on other text; the first time, notes on which it is."""
     path = folder / "data.sha256"
-    before = path.read_text("utf-8", "replace").strip() if path.exists() else sha256
+    before = path.read_text("utf-8-sig", "replace").strip() if path.exists() else sha256
     if before != sha256:
         raise ConfigError(
             f"data.name: {folder} was begun on data with SHA-256 {before[:12]}, now it is {sha256[:12]};"

@@ -8,6 +8,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,7 @@ SCHEMA = 1
 RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"
 LOG = "worker.log"
 
-Status = Literal["finished", "failed", "half-done", "missing"]
+Status = Literal["finished", "failed", "unreadable", "half-done", "missing"]
 
 # The data of Table 3: on other text, tokenized in another way or at another scale, a difference from the paper's
 # numbers says nothing. Precision is no such condition: the paper names none.
@@ -54,9 +55,9 @@ class Run:
     """One row of Table 3 under one seed: what became of it."""
 
     experiment: str  # `a_h1`, or `a_h1+1f2e3d4c` with overrides that are not Table 3's
-    seed: int
+    seed: int  # -1 where the folder of the whole row may not be read
     status: Status
-    cause: str  # one printable line; empty unless failed
+    cause: str  # one printable line; empty unless failed or unreadable
     result: dict[str, Any] | None  # the checked result.json when finished
     steps_done: int
     log: str = ""  # where a failed run's own output is
@@ -64,8 +65,20 @@ class Run:
 
 def read_runs(folder: Path) -> list[Run]:
     """Every run under `folder` (runs/<data>-<scale>), by name and seed; folders that are no runs are passed over."""
-    runs = [run for path in folder.glob("*/*/") if (run := read_run(path))]
+    runs = []
+    for row in storage.listed(folder, "*"):
+        try:
+            runs += [run for path in storage.listed(row, "seed*") if (run := read_run(path))]
+        except storage.StorageError as error:
+            runs.append(Run(row.name, -1, "unreadable", printable(str(error)), None, 0))
     return sorted(runs, key=lambda run: (run.experiment, run.seed))
+
+
+def refuse_unreadable(*runs: Run | None) -> None:
+    """StorageError for the first run that may not be read: it is not missing."""
+    for run in runs:
+        if run and run.status == "unreadable":
+            raise storage.StorageError(run.cause)
 
 
 def read_run(folder: Path) -> Run | None:
@@ -75,19 +88,23 @@ def read_run(folder: Path) -> Run | None:
         return None
     experiment, seed = match["experiment"], int(match["seed"])
     try:
-        if (folder / RESULT).exists():
+        with suppress(FileNotFoundError, NotADirectoryError):
             result = read_result(folder / RESULT)
-            _check_place(result, folder.parent.parent.name, experiment, seed)
+            says = f"{result['data']}-{result['scale']}", result["experiment"].partition("+")[0], result["seed"]
+            if says != (folder.parent.parent.name, experiment.partition("+")[0], seed):  # it was copied from there
+                raise ValueError(f"{RESULT}: belongs to {says[0]}/{says[1]}/seed{says[2]}, not to this folder")
             return Run(experiment, seed, "finished", "", result, result["steps"])
         steps = last_step(folder)
-        if (folder / FAILURE).exists():
+        with suppress(FileNotFoundError, NotADirectoryError):
             failure = _read_json(folder / FAILURE)
             cause = f"{failure.get('cause', 'no cause recorded')} (exit code {failure.get('exit_code', 'unknown')})"
             log = printable(str(folder / LOG)) if (folder / LOG).exists() else ""
             return Run(experiment, seed, "failed", printable(cause), None, steps, log)
         begun = (folder / METRICS).exists() or (folder / CHECKPOINTS).exists()
         return Run(experiment, seed, "half-done" if begun else "missing", "", None, steps)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return Run(experiment, seed, "unreadable", printable(storage.told(error)), None, 0)
+    except ValueError as error:
         return Run(experiment, seed, "failed", printable(f"{error}: delete that file and train again"), None, 0)
 
 
@@ -119,7 +136,7 @@ def record_failure(folder: Path, code: int, cause: str) -> int:
 
 def failure(folder: Path) -> dict[str, Any]:
     """What `record_failure` left."""
-    return dict(json.loads((folder / FAILURE).read_text()))
+    return _read_json(folder / FAILURE)
 
 
 def without_secrets(text: str) -> str:
@@ -189,24 +206,10 @@ def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
     ]
 
 
-def factors(scale: Scale) -> dict[str, float]:
-    """What a scale multiplies, and by how much."""
-    others = ("name", "max_words", "max_train_words", "pairs")
-    return {name: factor for name, factor in dataclasses.asdict(scale).items() if name not in others}
-
-
 def changes_nothing(scale: Scale) -> bool:
     """Whether rows and text are the paper's: every factor is 1, every pair is used."""
-    part = scale.max_words or scale.max_train_words or scale.pairs
-    return all(factor == 1 for factor in factors(scale).values()) and not part
-
-
-def _check_place(result: dict[str, Any], sweep: str, experiment: str, seed: int) -> None:
-    """ValueError for a result that was copied here from another run's folder."""
-    here = (sweep, seed, experiment.partition("+")[0])
-    says = (f"{result['data']}-{result['scale']}", result["seed"], result["experiment"].partition("+")[0])
-    if says != here:
-        raise ValueError(f"{RESULT}: belongs to {says[0]}/{says[2]}/seed{says[1]}, not to this folder")
+    neutral = {"name": scale.name, "max_words": 0, "max_train_words": 0, "pairs": 0}
+    return all(value == neutral.get(key, 1) for key, value in vars(scale).items())
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -214,7 +217,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name}: holds {constant}, which is no number")
 
     try:
-        value = json.loads(path.read_text("utf-8"), parse_constant=refuse)
+        value = json.loads(path.read_text("utf-8-sig"), parse_constant=refuse)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path.name}: not JSON, perhaps torn ({error})") from error
     if not isinstance(value, dict):
@@ -227,7 +230,8 @@ def last_step(folder: Path) -> int:
     try:
         with (folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            step = json.loads(file.read().split(b"\n")[-2])["step"]
+            whole = file.read().rpartition(b"\n")[0].rstrip()
+            step = json.loads(whole.rpartition(b"\n")[2])["step"]
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return 0  # Damaged curves are for train to refuse; here they only say how far a run came.
     return step if isinstance(step, int) else 0
@@ -236,7 +240,7 @@ def last_step(folder: Path) -> int:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a `metrics.jsonl`, none where it is missing. StorageError names the first line that is damaged."""
     rows = []
-    for number, line in enumerate(storage.read_lines(path), 1):
+    for number, line in ((number, line) for number, line in enumerate(storage.read_lines(path), 1) if line.strip()):
         try:
             row = json.loads(line)
             counts = ("seconds", "source_tokens", "target_tokens") if "train/loss" in row else ()

@@ -5,7 +5,7 @@ What is done stands in the run folders alone: `result.json`, `failure.json`, and
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -29,9 +29,7 @@ LOG_SECONDS = 60.0  # between two lines on the runs at work, where there is no t
 
 def work(run: Config) -> float:
     """The operations of a run's training, its sentences as long as WMT14's: order, devices and time left rest on it."""
-    rows, training = run.fidelity.rows(run.data.vocab_size), run.training
-    tokens = training.tokens_per_update * training.max_steps
-    return flops.training_flops(run.model, rows, tokens, tokens, flops.LENGTH, flops.LENGTH)
+    return flops.planned(run.model, run.training, run.fidelity.rows(run.data.vocab_size))
 
 
 def assign_devices(runs: list[Config], max_devices_per_run: int, available: int) -> list[Config]:
@@ -190,5 +188,6 @@ class Sweep:
 
 def written(run: Config) -> int | None:
     """When the run's last failure was written, if it has any: a newer one is another command's, during this sweep."""
-    path = folders.run_folder(run) / records.FAILURE
-    return path.stat().st_mtime_ns if path.exists() else None
+    with suppress(OSError):
+        return (folders.run_folder(run) / records.FAILURE).stat().st_mtime_ns
+    return None

@@ -21,8 +21,8 @@ from aiayn.tables.paper_claims import MIN_ROWS, rank_correlation, signed
 from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, TOLERANCES, Line, Metric, Table
 
 DIGITS: dict[Metric, int] = {"PPL": 2, "BLEU": 1}
-_STATUS = {"failed": "far", "stale": "near", "half-done": "near", "missing": "weak"}  # how unfinished runs stand out
-_COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}
+_STATUS = {"failed": "far", "unreadable": "far", "stale": "near", "half-done": "near", "missing": "weak"}
+_COLOURS = {"good": "green", "near": "yellow", "far": "red", "weak": "dim"}  # of cells, and of unfinished runs
 # Columns that a terminal leaves out, the first that fits
 _NARROW = {"definition", "params"}
 _LEFT_OUT = (set[str](), _NARROW, _NARROW | {"source"}, _NARROW | {"source", "Δ paper", "Δ ours"})

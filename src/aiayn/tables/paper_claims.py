@@ -23,6 +23,7 @@ Samples = Mapping[str, Sequence[float]]  # a figure of each row's seeds
 Interval = tuple[float, float]
 Counts = Mapping[tuple[str, int], npt.NDArray[np.int64]]  # `metrics.paper_counts` of each (row, seed), same sentences
 Resampled = Mapping[str, npt.NDArray[np.float64]]  # each row's BLEU, the mean over its seeds, in resamples
+Correlation = tuple[float, float, float]  # Spearman's rho between the paper's figures and ours, its 95 % interval
 
 
 class Claim(NamedTuple):
@@ -42,14 +43,10 @@ class Claim(NamedTuple):
         return 1 if self.metric == "BLEU" else -1
 
     @property
-    def bound(self) -> float:
-        """What the rise has to exceed."""
-        return -self.margin if self.not_worse else 0.0
-
-    @property
-    def margin(self) -> float:
-        """How far apart may be what counts as the same: in BLEU, or in nats per token, 4.92 being the paper's base."""
-        return TOLERANCES["BLEU"] if self.metric == "BLEU" else math.log1p(TOLERANCES["PPL"] / 4.92)
+    def region(self) -> Interval:
+        """The bounds of the rise where the claim holds, in BLEU or in nats per token; 4.92 is the paper's base."""
+        margin = TOLERANCES["BLEU"] if self.metric == "BLEU" else math.log1p(TOLERANCES["PPL"] / 4.92)
+        return -margin if self.equal or self.not_worse else 0.0, margin if self.equal else math.inf
 
     def weights(self, lines: Mapping[str, Line]) -> dict[str, float]:
         """What each row's mean counts for in the rise: of two rows their difference, of more the least-squares line."""
@@ -79,25 +76,6 @@ CLAIMS = (
     Claim("Label smoothing helps BLEU", "BLEU", ("d_smoothing00", "base")),
     *both("Learned positions are as good as sinusoids", "base", "e_learned_positions", equal=True),
 )
-
-
-class Rise(NamedTuple):
-    """A weighted sum of means over seeds: its standard error and that error's degrees of freedom (Welch)."""
-
-    effect: float
-    error: float
-    freedom: float
-
-    @property
-    def interval(self) -> Interval:
-        """Its 95 % confidence interval."""
-        low, high = stats.t.interval(1 - ERROR_RATE, self.freedom, self.effect, self.error)
-        return float(low), float(high)
-
-    def p_values(self, bound: float) -> tuple[float, float]:
-        """Against the rise being at most, and being at least, `bound`."""
-        t = (self.effect - bound) / self.error
-        return float(stats.t.sf(t, self.freedom)), float(stats.t.cdf(t, self.freedom))
 
 
 class Finding(NamedTuple):
@@ -143,20 +121,12 @@ def signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-class Correlation(NamedTuple):
-    """Spearman's rho between the paper's figures and ours, with its 95 % interval by bootstrap."""
-
-    rho: float
-    low: float
-    high: float
-
-
 def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
     """A finding on each claim about the rows; we judge a claim only if every row in it has at least two seeds."""
     lines = {line.name: line for line in table.lines}
     claims = [claim for claim in claims if lines.keys() >= set(claim.rows)]
     rises = [rise(_samples(claim, lines), claim.weights(lines)) for claim in claims]
-    evidence = [_p_values(claim, found) if found else None for claim, found in zip(claims, rises, strict=True)]
+    evidence = [found and _p_values(claim, found) for claim, found in zip(claims, rises, strict=True)]
     # Two-sided and corrected together (Benjamini and Hochberg): of the verdicts at most 5 % are expected to be wrong
     known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
     corrected = iter(stats.false_discovery_control(known).tolist() if known else [])
@@ -168,7 +138,8 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
         weights, samples = claim.weights(lines), _samples(claim, lines)
         effect = _weighted(weights, samples) if all(samples.values()) else None
         sentences = _sentence_interval(claim, weights, resampled)
-        paper, interval, p = paper_effect(claim, lines), found and found.interval, next(corrected) if pair else None
+        paper, p = paper_effect(claim, lines), next(corrected) if pair else None
+        interval = found and tuple(map(float, found.interval(1 - ERROR_RATE)))
         verdict = _verdict(claim, samples, pair, p, sentences)
         findings.append(Finding(claim, paper, effect, interval, sentences, p, *verdict))
     return findings
@@ -193,26 +164,33 @@ def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> C
         places = rows == row
         seeds = random.integers(len(sample), size=(int(places.sum()), len(sample)))
         drawn[places] = np.array(sample)[seeds].mean(1)
-    ranks = [stats.rankdata(values, axis=1) for values in (np.array(paper)[rows], drawn)]
-    centred = [values - values.mean(1, keepdims=True) for values in ranks]
-    norms = [np.sqrt((values**2).sum(1)) for values in centred]
-    known = (norms[0] > 0) & (norms[1] > 0)  # a resample of one row alone has no order
-    resampled = (centred[0] * centred[1]).sum(1)[known] / (norms[0] * norms[1])[known]
-    low, high = np.percentile(resampled, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
+    ranks = [stats.zscore(stats.rankdata(values, axis=1), axis=1) for values in (np.array(paper)[rows], drawn)]
+    resampled = (ranks[0] * ranks[1]).mean(1)  # NaN where a resample has one row alone, and so no order
+    low, high = np.nanpercentile(resampled, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
     rho = float(stats.spearmanr(paper, means).statistic)
     # A row that is drawn twice is a tie, which pulls all resamples of a rho near 1 below it
-    return Correlation(rho, min(float(low), rho), max(float(high), rho))
+    return rho, min(float(low), rho), max(float(high), rho)
 
 
-def rise(samples: Samples, weights: Mapping[str, float]) -> Rise | None:
-    """The weighted sum of the samples' means; None when one has fewer than two values, or no sample varies."""
+def rise(samples: Samples, weights: Mapping[str, float]) -> Any:
+    """Student's t of Welch's test around the weighted sum of the samples' means; None where that has no variance.
+
+    Its `cdf(bound)` is the p-value against the sum being at most `bound`, `sf(bound)` that against at least.
+    """
     if any(len(samples[row]) < 2 for row in weights) or all(len(set(samples[row])) == 1 for row in weights):
         return None
     parts = [weight**2 * float(np.var(samples[row], ddof=1)) / len(samples[row]) for row, weight in weights.items()]
     variance = sum(parts)
     # Welch and Satterthwaite: rows need not vary alike
     spread = sum(part**2 / (len(samples[row]) - 1) for part, row in zip(parts, weights, strict=True))
-    return Rise(_weighted(weights, samples), math.sqrt(variance), variance**2 / spread)
+    return stats.t(variance**2 / spread, _weighted(weights, samples), math.sqrt(variance))
+
+
+def mean_and_bar(own: Sequence[float], base: Sequence[float] = ()) -> tuple[float, float | None]:
+    """The mean, less base's where that is given, and its 95 % interval's half width; None of fewer than two seeds."""
+    samples, weights = {"own": own, "base": base}, {"own": 1.0, "base": -1.0} if base else {"own": 1.0}
+    found, mean = rise(samples, weights), _weighted(weights, samples)
+    return mean, found and float(found.interval(1 - ERROR_RATE)[1]) - mean
 
 
 def _weighted(weights: Mapping[str, float], samples: Samples) -> float:
@@ -233,13 +211,11 @@ def _samples(claim: Claim, lines: Mapping[str, Line]) -> dict[str, list[float]]:
     return {row: [claim.sign * value for value in figures(lines[row], claim.metric)] for row in claim.rows}
 
 
-def _p_values(claim: Claim, found: Rise) -> tuple[float, float]:
-    """One-sided, for the paper's claim and for its contrary."""
-    if not claim.equal:
-        return found.p_values(claim.bound)
-    # Two one-sided tests: to be the same is to be below the margin and above minus the margin
-    (above, not_above), (not_below, below) = found.p_values(claim.margin), found.p_values(-claim.margin)
-    return max(not_above, not_below), min(1.0, 2 * min(above, below))
+def _p_values(claim: Claim, found: Any) -> tuple[float, float]:
+    """For the paper's claim and for its contrary: to be between two bounds is to be above one and below the other."""
+    low, high = claim.region
+    inside, outside = max(found.cdf(low), found.sf(high)), min(found.sf(low), found.cdf(high))
+    return float(inside), min(1.0, float(outside) * (2 if claim.equal else 1))
 
 
 def paper_effect(claim: Claim, lines: Mapping[str, Line]) -> float | None:
@@ -290,7 +266,5 @@ def _sentence_interval(claim: Claim, weights: Mapping[str, float], resampled: Re
 
 
 def _confirmed(claim: Claim, sentences: Interval, for_it: bool) -> bool:
-    (low, high), margin = sentences, claim.margin
-    if not claim.equal:
-        return low > claim.bound if for_it else high < claim.bound
-    return -margin < low and high < margin if for_it else low > margin or high < -margin
+    (least, most), (low, high) = sentences, claim.region
+    return low < least and most < high if for_it else most < low or least > high

@@ -28,3 +28,4 @@ def main(run: Config) -> None:
                 print(f"  {found.experiment} seed {found.seed}  {error}")
     if not runs and (precisions := folders.in_other_precisions(run)):
         print(f"aiayn: {folder} has no runs{precisions}", file=sys.stderr)
+    records.refuse_unreadable(*runs)

@@ -67,6 +67,7 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
     made_of = f"{folders.setting(run)}, {pair}, seed {run.seed}"
     table = table3.table(run, records.read_runs(folders.sweep_folder(run)))
     rows = [line for line in table.lines if line.name in PAPER]
+    notes = [note for line in rows for note in line.notes]
     corpus = f"wmt14_{pair.replace('-', '_')}"
     published = records.changes_nothing(run.scale) and not records.unlike(table.reference["config"]["data"], corpus)
     conditions = "" if published else " (not the paper's conditions)"
@@ -87,22 +88,21 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
         f" {' and '.join(f'{PAPER[line.name].average} of {line.name}' for line in rows)}.",
         "FLOPs as printed: the paper's, of devices by time. By count: products for the updates' tokens; the paper's,"
         " counted here, of its steps of 25,000 tokens.",
-        *(f"{status}  {name}: {detail}" for line in rows for name, status, detail in line.notes if status == "stale"),
+        *(f"{status}  {name}: {detail}" for name, status, detail in notes if status in ("stale", "unreadable")),
     ]
 
 
 def papers_compute(row: Config, pair: str = "en-de") -> float:
     """FLOPs of the paper's training of an unscaled row: its updates of full size, its subwords, assumed lengths."""
-    tokens = row.training.max_steps * row.training.tokens_per_update
-    return flops.training_flops(row.model, VOCAB_SIZES[pair], tokens, tokens, flops.LENGTH, flops.LENGTH)
+    return flops.planned(row.model, row.training, VOCAB_SIZES[pair])
 
 
 def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
     result = next((found.result for found in line.runs if found.seed == run.seed and found.result), {})
     figures: Any = {}
     folder = folders.sweep_folder(run) / line.name / f"seed{run.seed}"
-    with contextlib.suppress(OSError, ValueError, RecursionError):  # not evaluated yet, or torn: dashes either way
-        figures = json.loads((folder / f"evaluation-{evaluation(line.name)}.json").read_text("utf-8"))
+    with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):  # not evaluated yet, or torn: dashes
+        figures = json.loads((folder / f"evaluation-{evaluation(line.name)}.json").read_text("utf-8-sig"))
     if not result or records.look_up(figures, "steps") != result["steps"]:  # evaluated before the run was finished
         figures = {}
     found = [records.look_up(figures, f"bleu.{kind}") for kind in ("paper", "sacrebleu", "intl")]

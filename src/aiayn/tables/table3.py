@@ -77,7 +77,8 @@ class Line:
     def status(self) -> str:
         """`finished` when a seed is, otherwise the worst that is known of the row."""
         known = {run.status for run in self.runs} | ({"stale"} if self.stale else set())
-        return next((status for status in ("finished", "failed", "stale", "half-done") if status in known), "missing")
+        order = ("finished", "failed", "unreadable", "stale", "half-done")
+        return next((status for status in order if status in known), "missing")
 
     @property
     def notes(self) -> list[tuple[str, str, str]]:
@@ -91,11 +92,12 @@ class Line:
             detail = f"{key} was {was}, is {now}{where}{more}: delete its folder and train it again"
             notes.append((run, "stale", detail))
         for run in self.runs:
-            if run.status == "failed":
-                notes.append((run, "failed", f"{run.cause}; log: {run.log}" if run.log else run.cause))
+            if run.status in ("failed", "unreadable"):
+                notes.append((run, run.status, f"{run.cause}; log: {run.log}" if run.log else run.cause))
             elif run.status == "half-done":
                 notes.append((run, "half-done", f"{run.steps_done:,} of {self.trained.training.max_steps:,} updates"))
-        return [(f"{self.name} seed {run.seed}", status, printable(detail)) for run, status, detail in notes]
+        names = (f"{self.name} seed {run.seed}".removesuffix(" seed -1") for run, _, _ in notes)
+        return [(name, status, printable(detail)) for name, (_, status, detail) in zip(names, notes, strict=True)]
 
     def values(self, key: str) -> list[float]:
         """A figure of the row's results, by its dotted key: one for each finished seed."""

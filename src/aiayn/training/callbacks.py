@@ -51,10 +51,8 @@ class Record(pl.Callback):
         self.target_tokens = sum(row["target_tokens"] for row in updates.values())
         last = updates.get(start, {})
         self.seconds: float = last.get("seconds", 0.0)
-        self.device_seconds: dict[str, float] = {device: 0.0}
-        self.device_seconds |= {
-            key.removeprefix(DEVICE_SECONDS): value for key, value in last.items() if key.startswith(DEVICE_SECONDS)
-        }
+        before = {key: value for key, value in last.items() if key.startswith(DEVICE_SECONDS)}
+        self.device_seconds = {device: 0.0} | {key.removeprefix(DEVICE_SECONDS): before[key] for key in before}
         self.waiting: list[dict[str, Any]] = []
 
     def on_train_start(self, trainer: Any, module: Any) -> None:

@@ -73,7 +73,7 @@ class LightningTransformer(pl.LightningModule):
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         optimizer.zero_grad()
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, nats, ranks that want to stop
-        sums[2] = int(self.wants_to_stop())
+        sums[2].fill_(int(self.wants_to_stop()))  # assigned, it would be copied, and the GPU waited for
         for number, batch in enumerate(update.batches, 1):
             loss, nats = label_smoothed_cross_entropy(
                 self.transformer.hidden(batch, (self.seed, update.number)),
@@ -142,6 +142,5 @@ class LightningTransformer(pl.LightningModule):
     @cached_property
     def gradient_sum(self) -> GradientSum:
         """The sum of the gradients over the ranks; the embedding is used first, and its gradient comes last."""
-        stacks = [*self.transformer.encoder.parameters(), *self.transformer.decoder.parameters()]
-        own = {id(parameter) for parameter in stacks}
-        return GradientSum([*(p for p in self.transformer.parameters() if id(p) not in own), *stacks])
+        named = sorted(self.transformer.named_parameters(), key=lambda own: own[0].startswith(("encoder.", "decoder.")))
+        return GradientSum([parameter for _, parameter in named])

@@ -228,7 +228,7 @@ def main(folder: Path, run: Config | None = None) -> int:
         rank = os.environ.get("RANK", "0")
         # Rank 0 of several takes the same lock as a worker that is alone: there is one run to a folder
         lock = storage.lock(folder / (".lock" if rank == "0" else f".lock{rank}"), wait=False)
-        with signals.interrupting(), lock:
+        with signals.interrupting(), lock, storage.errors():
             train(run or compose.read(folder / "config.yaml"), folder)
     except signals.Interrupted as error:
         print(error, flush=True)

@@ -57,7 +57,7 @@ def identity(folder: Path) -> str:
     path = folder / "wandb.id"
     if not path.exists():
         storage.write_text(path, secrets.token_hex(8) + "\n")
-    return path.read_text().strip()
+    return path.read_text("utf-8-sig").strip()
 
 
 @contextmanager

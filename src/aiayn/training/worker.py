@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from aiayn.config.schema import Config
-from aiayn.core import exit_codes, signals
+from aiayn.core import exit_codes, signals, storage
 
 
 def main(folder: Path) -> int:
@@ -19,6 +19,7 @@ def main(folder: Path) -> int:
     signals.die_with_parent()
     faulthandler.enable()  # a worker that crashes or is aborted leaves in its log where it was
     with signals.interrupting(), signals.reported():
+        storage.open_standard_streams()
         from aiayn.training import train  # takes seconds
 
         return train.main(folder)
@@ -27,7 +28,6 @@ def main(folder: Path) -> int:
 def as_rank(run: Config) -> int:
     """Trains as one of torchrun's ranks, which were all given the same words; returns the exit code."""
     from aiayn.config import compose, folders
-    from aiayn.core import storage
     from aiayn.runs import jobs, records
     from aiayn.training import train
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Hydra's grid of overrides, which no public name has
@@ -74,13 +75,20 @@ class Rows(BasicSweeper):
 def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[Sequence[str]]) -> "list[Config]":
     """The runs of a sweep, or the errors of `config.convert` and `prepare.check`."""
     from aiayn.config import compose, folders
-    from aiayn.config.schema import ConfigError
+    from aiayn.config.schema import ConfigError, leaves
     from aiayn.data import prepare
 
     runs = [compose.convert(context.config_loader.load_sweep_config(composed, list(point))) for point in points]
     if len(kinds := sorted({run.hardware.accelerator for run in runs})) > 1:
         both = " and ".join(kinds)
         raise ConfigError(f"hardware.accelerator={both}: a sweep has one; give each a command of its own")
+    known: dict[Path, Config] = {}
+    for run in runs:
+        first = known.setdefault(folders.run_folder(run), run)
+        for (key, value, _), (_, before, _) in zip(leaves(run), leaves(first), strict=True):
+            if value != before:
+                both = f"{key}={before} and {value}: the same run, {folders.run_folder(run)}"
+                raise ConfigError(f"{both}; give each a command and an output=FOLDER of its own")
     for run in {(folders.prepared_folder(run), str(run.data)): run for run in runs}.values():  # once for each corpus
         prepare.check(run)
     return runs
@@ -103,17 +111,15 @@ class SideBySide(Launcher):
         from aiayn.runs import devices
         from aiayn.sweep import launcher
 
-        for key, value, nought in (
-            ("devices", self.devices, "all"),
-            ("max_devices_per_run", self.max_devices_per_run, "what aiayn plan gives it"),
-        ):
-            if not isinstance(value, int) or value < 0:
-                cli.fail(f"hydra.launcher.{key}={value}: must be a whole number, 0 for {nought}")
+        for key in ("devices", "max_devices_per_run"):
+            if not isinstance(value := getattr(self, key), int) or value < 0:
+                cli.fail(f"hydra.launcher.{key}={value}: must be a whole number from 0 up")
         if not isinstance(self.hang_timeout, int | float) or not self.hang_timeout > 0:
             cli.fail(f"hydra.launcher.hang_timeout={self.hang_timeout}: must be a number of minutes above 0")
         with cli.one_line_errors():
             runs = checked_runs(self.hydra_context, self.config, job_overrides)
             names = devices.names(runs[0].hardware, self.devices)
+            devices.warn_of_threads(runs[0].hardware, len(names))
             launcher.prepare_once(runs)
             sweep = launcher.Sweep(runs, names, 60 * self.hang_timeout, self.max_devices_per_run)
         code = sweep.work_through()
