@@ -213,3 +213,9 @@ def test_every_module_has_a_test_file_in_its_folder():
     for module in MODULES - {"__main__", "core.exit_codes"}:  # the second has constants alone, which all tests use
         path = TESTS.joinpath(*module.split("."))
         assert path.with_name(f"test_{path.name}.py").exists(), module
+
+
+def test_no_parameter_is_called_how_found_own_each_or_most() -> None:
+    trees = (ast.parse(path.read_text()) for path in (ROOT / "src").rglob("*.py"))
+    names = {node.arg for tree in trees for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    assert names & {"how", "found", "own", "each", "most"} == set()

@@ -20,7 +20,7 @@ from trained_runs import at_call, equal, rows, trained
 from aiayn.config import compose, schema
 from aiayn.core import exit_codes, storage
 from aiayn.evaluation import evaluate, search
-from aiayn.runs import checkpoint
+from aiayn.runs import checkpoint, records
 from aiayn.training import callbacks, train
 from aiayn.training.lightning_model import LightningTransformer
 
@@ -217,3 +217,10 @@ def test_a_row_beyond_table_3_resumes_with_the_same_bits(name, digits, tmp_path)
     assert equal(load(folder, last), load(whole, last))
     assert rows(folder) == rows(whole)
     assert result(folder) == result(whole)
+
+
+def test_a_resume_on_other_text_under_the_same_name_is_refused(whole, tmp_path):
+    folder = upto(whole, 5, tmp_path / "run")
+    (folder / "data.sha256").write_text("0" * 64 + "\n")
+    assert train.main(folder) == exit_codes.WRONG_CONFIGURATION
+    assert "was begun on data with SHA-256 000000000000" in records.failure(folder)["cause"]

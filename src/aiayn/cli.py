@@ -108,7 +108,7 @@ def explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, DataError | schema.ConfigError):
         return exit_codes.BAD_DATA if isinstance(error, DataError) else exit_codes.WRONG_CONFIGURATION, str(error)
     if isinstance(error, storage.StorageError) or (isinstance(error, OSError) and error.filename is not None):
-        return exit_codes.STORAGE, storage.told(error) if isinstance(error, OSError) else str(error)
+        return exit_codes.STORAGE, storage.description(error) if isinstance(error, OSError) else str(error)
     # Hydra 1.3 refuses some overrides of a group, such as scale=[1], by a plain ValueError of its own
     in_hydra = "/hydra/" in str(traceback.extract_tb(error.__traceback__)[-1:])
     if isinstance(error, HydraException | OmegaConfBaseException) or in_hydra:

@@ -47,10 +47,10 @@ def errors(attempt: str = "") -> Iterator[None]:
     except OSError as error:
         if not attempt and error.filename is None:  # of no file, such as a pipe
             raise
-        raise StorageError(told(error, attempt and f"cannot {attempt}")) from error
+        raise StorageError(description(error, attempt and f"cannot {attempt}")) from error
 
 
-def told(error: OSError, attempt: str = "") -> str:
+def description(error: OSError, attempt: str = "") -> str:
     """What was attempted, or the path, and why not; where permission is denied, what denies it, with its mode."""
     cause = error.strerror or str(error)
     if isinstance(error, PermissionError) and isinstance(error.filename, str):
@@ -91,7 +91,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         raise
     except OSError as error:
         reached = f" after {temporary.stat().st_size} bytes" if temporary.exists() else ""
-        raise StorageError(told(error, f"cannot write {path}") + reached) from error
+        raise StorageError(description(error, f"cannot write {path}") + reached) from error
     finally:
         with suppress(OSError):  # the error that says more is on its way
             temporary.unlink()

@@ -30,13 +30,13 @@ def schedule(seconds: Mapping[str, float], devices: Mapping[str, int], available
     return turns
 
 
-def best_schedule(seconds: Mapping[str, float], each: int, most: int, available: int) -> list[Turn]:
-    """The schedule with `each` devices a run, and up to `most` for the longest while the whole ends sooner by it."""
-    devices = dict.fromkeys(seconds, each)
+def best_schedule(seconds: Mapping[str, float], min_devices: int, max_devices: int, available: int) -> list[Turn]:
+    """The schedule with `min_devices` per run; the longest get up to `max_devices` while that ends it sooner."""
+    devices = dict.fromkeys(seconds, min_devices)
     best = schedule(seconds, devices, available)
     while seconds:
         longest = max(seconds, key=lambda name: seconds[name] / devices[name])
-        if devices[longest] >= min(most, available):
+        if devices[longest] >= min(max_devices, available):
             break
         devices[longest] += 1
         tried = schedule(seconds, devices, available)

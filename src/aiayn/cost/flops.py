@@ -49,7 +49,7 @@ def training_flops(
 
 
 def planned(model: Model, training: Training, embedding_rows: int) -> float:
-    """The same of all updates of a training, each of them full, with sentences as long as WMT14's."""
+    """The operations of all updates of a training, every update full, its sentences as long as WMT14's."""
     tokens = training.max_steps * training.tokens_per_update
     return training_flops(model, embedding_rows, tokens, tokens, LENGTH, LENGTH)
 
@@ -63,8 +63,8 @@ def _of_transformer(model: Model, source_length: float, length: float) -> tuple[
     relative = h * model.d_k * (2 * MAX_DISTANCE + 1) if model.positions == "relative" else 0
     # As many products a token as weights: all of self-attention's, and half of those of attention to the encoder, whose
     # keys and values belong to the source, and queries and output to the target
-    either = d * (3 * keys_and_values + 2 * model.d_ff) + pair * source_length + relative
-    return model.num_layers * either, model.num_layers * (either + pair * length / 2)
+    shared = d * (3 * keys_and_values + 2 * model.d_ff) + pair * source_length + relative
+    return model.num_layers * shared, model.num_layers * (shared + pair * length / 2)
 
 
 def _of_recurrent(model: Model, source_length: float, length: float) -> tuple[float, float]:

@@ -64,7 +64,7 @@ def translate_ids(
     hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
     if done is not None and (empty := int((lengths == 0).sum())):
         done(empty)
-    # The number of threads is each thread's own setting; with none this thread searches, and hears of a signal late
+    # Each thread has its own setting. With threads=0 the calling thread searches, and a signal waits for its step
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) if threads else None
     try:
         for batch, best in zip(batches, (pool.map if pool else map)(search_batch, batches), strict=True):

@@ -207,13 +207,13 @@ def _label(table: Table, line: Line) -> str:
     return "base" if line is table.base else "learned"
 
 
-def _measured(axes: Axes, at: float, own: list[float], base: list[float], percent: bool, style: dict[str, Any]) -> None:
+def _measured(axes: Axes, at: float, row: list[float], base: list[float], percent: bool, style: dict[str, Any]) -> None:
     """The mean over seeds, less base's where that is given, with its 95 % confidence interval; each seed as a dash."""
     zero = statistics.mean(base) if base else 0.0
     unit = 100 / zero if percent else 1.0
-    if len(own) > 1:
-        seeds = [unit * (value - zero) for value in own]
-        axes.plot([at + 0.1] * len(own), seeds, "_", color=GREY, markersize=4, label="each seed")
-    value, error = mean_and_bar([unit * value for value in own], [unit * value for value in base])
+    if len(row) > 1:
+        seeds = [unit * (value - zero) for value in row]
+        axes.plot([at + 0.1] * len(row), seeds, "_", color=GREY, markersize=4, label="each seed")
+    value, error = mean_and_bar([unit * value for value in row], [unit * value for value in base])
     # Base's difference from itself is 0, whatever its seeds
-    axes.errorbar(at, value, None if own is base else error, **style)
+    axes.errorbar(at, value, None if row is base else error, **style)

@@ -22,13 +22,13 @@ from aiayn.tables.table3 import Line, Metric, Table
 MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an effect says nothing
 
 
-def tables(run: Config, own: Table) -> list[Table]:
-    """`own` and what the other sweeps under `output` have on its data or under the paper's conditions, by compute."""
-    found = [own]
+def tables(run: Config, ours: Table) -> list[Table]:
+    """`ours` and what the other sweeps under `output` have on its data or under the paper's conditions, by compute."""
+    found = [ours]
     for other in _others(run):
         made = table3.table(other, records.read_runs(folders.sweep_folder(other)))
         in_our_precision = schema.vary(other, hardware={"precision": run.hardware.precision})
-        if folders.setting(in_our_precision) == own.data or made.comparable:
+        if folders.setting(in_our_precision) == ours.data or made.comparable:
             found.append(made)
     found = [table for table in found if table.base.trained.training.max_steps >= MIN_UPDATES]
     return sorted(found, key=lambda table: planned(table, table.base))
@@ -75,11 +75,11 @@ def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
                 axes.errorbar(place, *found, fmt="o", color=INK, fillstyle=fill, markersize=3.5, capsize=2)
         axes.set_title(line.name, fontsize=8, pad=3)
         axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.margins(y=0.12)  # no marker is cut in half
     for _, members in itertools.groupby(drawn, lambda panel: panel[0].group):
-        limits = [(axes, axes.get_ylim()) for _, axes in members]
-        for axes, _ in limits:
-            axes.set_ylim(min(low for _, (low, _) in limits), max(high for _, (_, high) in limits))
+        limits = {axes: axes.get_ylim() for _, axes in members}
+        low, high = min(low for low, _ in limits.values()), max(high for _, high in limits.values())
+        for axes in limits:
+            axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))  # no marker is cut in half
     drawn[0][1].set_xscale("log")  # the others share its axis
     power = FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e"))
     drawn[0][1].xaxis.set(major_locator=LogLocator(numticks=5), minor_locator=NullLocator(), major_formatter=power)

@@ -103,7 +103,7 @@ def read_run(folder: Path) -> Run | None:
         begun = (folder / METRICS).exists() or (folder / CHECKPOINTS).exists()
         return Run(experiment, seed, "half-done" if begun else "missing", "", None, steps)
     except OSError as error:
-        return Run(experiment, seed, "unreadable", printable(storage.told(error)), None, 0)
+        return Run(experiment, seed, "unreadable", printable(storage.description(error)), None, 0)
     except ValueError as error:
         return Run(experiment, seed, "failed", printable(f"{error}: delete that file and train again"), None, 0)
 
@@ -240,7 +240,8 @@ def last_step(folder: Path) -> int:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a `metrics.jsonl`, none where it is missing. StorageError names the first line that is damaged."""
     rows = []
-    for number, line in ((number, line) for number, line in enumerate(storage.read_lines(path), 1) if line.strip()):
+    numbered = enumerate(storage.read_lines(path), 1)
+    for number, line in (pair for pair in numbered if pair[1].strip()):
         try:
             row = json.loads(line)
             counts = ("seconds", "source_tokens", "target_tokens") if "train/loss" in row else ()

@@ -90,7 +90,7 @@ def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
     return formats.Layout(title, caption, columns, made, records, [text for _, text in claims])
 
 
-def _claim_text(found: Finding) -> str:
-    tested = "" if found.p is None else " (95 % interval {interval}, over sentences {sentences}), p {p}"
+def _claim_text(finding: Finding) -> str:
+    tested = "" if finding.p is None else " (95 % interval {interval}, over sentences {sentences}), p {p}"
     figures = f"published {{paper}}, ours {{ours}}{tested}"
-    return f"{{verdict}}: {{sentence}} ({{metric}}, {{rows}}): {figures}; {{because}}".format(**found.texts)
+    return f"{{verdict}}: {{sentence}} ({{metric}}, {{rows}}): {figures}; {{because}}".format(**finding.texts)

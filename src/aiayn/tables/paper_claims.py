@@ -57,9 +57,9 @@ class Claim(NamedTuple):
         return dict(zip(self.rows, (centred / (centred @ centred) * (x.max() - x.min())).tolist(), strict=True))
 
 
-def both(sentence: str, *rows: str, **how: Any) -> list[Claim]:
+def both(sentence: str, *rows: str, **fields: Any) -> list[Claim]:
     """The same claim of perplexity and of BLEU."""
-    return [Claim(sentence, metric, rows, **how) for metric in METRICS]
+    return [Claim(sentence, metric, rows, **fields) for metric in METRICS]
 
 
 CLAIMS = (
@@ -186,11 +186,11 @@ def rise(samples: Samples, weights: Mapping[str, float]) -> Any:
     return stats.t(variance**2 / spread, _weighted(weights, samples), math.sqrt(variance))
 
 
-def mean_and_bar(own: Sequence[float], base: Sequence[float] = ()) -> tuple[float, float | None]:
+def mean_and_bar(values: Sequence[float], base: Sequence[float] = ()) -> tuple[float, float | None]:
     """The mean, less base's where that is given, and its 95 % interval's half width; None of fewer than two seeds."""
-    samples, weights = {"own": own, "base": base}, {"own": 1.0, "base": -1.0} if base else {"own": 1.0}
-    found, mean = rise(samples, weights), _weighted(weights, samples)
-    return mean, found and float(found.interval(1 - ERROR_RATE)[1]) - mean
+    samples, weights = {"row": values, "base": base}, {"row": 1.0, "base": -1.0} if base else {"row": 1.0}
+    t, mean = rise(samples, weights), _weighted(weights, samples)
+    return mean, t and float(t.interval(1 - ERROR_RATE)[1]) - mean
 
 
 def _weighted(weights: Mapping[str, float], samples: Samples) -> float:
@@ -211,10 +211,10 @@ def _samples(claim: Claim, lines: Mapping[str, Line]) -> dict[str, list[float]]:
     return {row: [claim.sign * value for value in figures(lines[row], claim.metric)] for row in claim.rows}
 
 
-def _p_values(claim: Claim, found: Any) -> tuple[float, float]:
+def _p_values(claim: Claim, t: Any) -> tuple[float, float]:
     """For the paper's claim and for its contrary: to be between two bounds is to be above one and below the other."""
     low, high = claim.region
-    inside, outside = max(found.cdf(low), found.sf(high)), min(found.sf(low), found.cdf(high))
+    inside, outside = max(t.cdf(low), t.sf(high)), min(t.sf(low), t.cdf(high))
     return float(inside), min(1.0, float(outside) * (2 if claim.equal else 1))
 
 

@@ -142,5 +142,5 @@ class LightningTransformer(pl.LightningModule):
     @cached_property
     def gradient_sum(self) -> GradientSum:
         """The sum of the gradients over the ranks; the embedding is used first, and its gradient comes last."""
-        named = sorted(self.transformer.named_parameters(), key=lambda own: own[0].startswith(("encoder.", "decoder.")))
+        named = sorted(self.transformer.named_parameters(), key=lambda one: one[0].startswith(("encoder.", "decoder.")))
         return GradientSum([parameter for _, parameter in named])
