@@ -24,7 +24,7 @@ def test_prctl_mallopt_affinity_proc_and_sockets_may_be_missing(toy, tmp_path, m
     signals.die_with_parent(os.getppid())
     compute_with(1)
     assert process_pool.cores() == os.cpu_count()
-    sizes = ("bench.kind=layers", "bench.max_length=64", "bench.d_model=64", "bench.rounds=1")
+    sizes = ("model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.updates=1", "bench.rounds=1")
     bench.main(compose.compose_row(*toy, *sizes, f"bench.output={tmp_path}/x.json"))
     assert f"cpu {os.uname().machine}" in (tmp_path / "x.md").read_text()
     monkeypatch.setattr(sys, "platform", "darwin")

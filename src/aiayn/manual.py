@@ -29,7 +29,7 @@ COMMANDS = {
     "attention": Command("report.attention_maps", "where every head attends, for a sentence", _OF_TRAINED),
     "dashboard": Command("report.wandb_workspace", "a W&B workspace that compares the rows", "wandb"),
     "export": Command("evaluation.export", "a trained row for CTranslate2, or as safetensors", "format average"),
-    "bench": Command("bench.bench", "speed beside other libraries; Table 1, measured", "bench hardware"),
+    "bench": Command("bench.bench", "speed beside other libraries", "bench hardware"),
     "plan": Command("cost.plan", "parameters, FLOPs, memory, hours and cost of the rows", "plan hardware"),
 }
 EXAMPLES = """\

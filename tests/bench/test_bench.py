@@ -8,19 +8,17 @@ from aiayn.bench import bench
 from aiayn.config import compose
 
 SIZES = ["model.d_k=8", "model.d_v=8", "bench.mean_length=5", "bench.updates=1", "bench.rounds=2"]
-SIZES += ["bench.max_length=64", "bench.d_model=64"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "parts"),
-    [("training", ["training"]), ("decoding", ["decoding, beam 4", "decoding, beam 1"]), ("layers", ["layers"])],
+    ("kind", "parts"), [("training", ["training"]), ("decoding", ["decoding, beam 4", "decoding, beam 1"])]
 )
 def test_a_kind_prints_its_sheet_and_writes_every_number(kind, parts, toy, tmp_path, capsys):
     bench.main(compose.compose_row(*toy, *SIZES, f"bench.kind={kind}", f"bench.output={tmp_path}/all.json"))
     result, printed = json.loads((tmp_path / "all.json").read_text()), capsys.readouterr().out
     assert list(result["parts"]) == parts
     assert result["config"]["bench"]["rounds"] == 2
-    for line in (line for part in result["parts"].values() for line in part["layers" if kind == "layers" else "lines"]):
+    for line in (line for part in result["parts"].values() for line in part["lines"]):
         assert line["name"] in printed
         assert line["name"] in (tmp_path / "all.md").read_text()
 

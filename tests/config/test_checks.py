@@ -16,8 +16,6 @@ from aiayn.config import checks, compose, schema
         ("model.num_heads=0", "model.num_heads=0: must be at least 1 with model.kind=transformer"),
         ("model.positions=relative model.scores=additive", "model.scores=additive: .* use scaled"),
         ("experiment=f_no_positions model.residual=positions", "model.residual=positions: .* use model.positions=sin"),
-        ("bench.neighbourhood=64", "^bench.neighbourhood=64: must be odd"),
-        ("bench.d_model=100", "^bench.d_model=100: must be a multiple of 64"),
         ("bench.output=figures.md", r"^bench.output=figures.md: .*\.json"),
         ("experiment=s_rnn fidelity.zero_start=true", "fidelity.zero_start=true: .* use fidelity=paper"),
         ("model.dropout=1.0", "model.dropout=1.0: .* below 1"),

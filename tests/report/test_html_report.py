@@ -137,17 +137,6 @@ def test_without_a_run_or_a_corpus_it_says_so(run: Config, report: Path, tmp_pat
     assert ("holds no prepared data" in missing, words, counts) == (True, [], {})
 
 
-def test_layers_are_those_of_a_measurement_that_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    part = {"lengths": [16, 32], "layers": [{"name": "Recurrent", "seconds_per_token": [3e-6, 5e-6]}]}
-    whole = json.dumps({"parts": {"layers": part}})
-    path.write_text(whole)
-    assert html_report.layer_times(path) == {"Recurrent": [(16, 3e-6), (32, 5e-6)]}
-    for damaged in (whole[:-1], whole.replace("[16, 32]", "[16]"), "[]"):
-        path.write_text(damaged)
-        assert html_report.layer_times(path) == {}
-
-
 def test_learned_positions_are_of_the_newest_intact_checkpoint(run: Config, report: Path) -> None:
     folder = folders.sweep_folder(run)
     table = table3.table(run, records.read_runs(folder))

@@ -1,4 +1,4 @@
-"""`aiayn bench`: training or decoding beside the baselines, or Table 1's layers; a sheet, and all numbers as JSON."""
+"""`aiayn bench`: training or decoding beside the baselines; a sheet, and all numbers as JSON."""
 
 import dataclasses
 import os
@@ -16,13 +16,12 @@ import torch
 from tabulate import tabulate
 
 from aiayn.bench.cases import OURS, decoding, training
-from aiayn.bench.layer_types import layers
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
 from aiayn.training import train
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
-TEXT_COLUMNS = ("part", "case", "precision", "check", "name", "complexity", "sequential", "path")
+TEXT_COLUMNS = ("part", "case", "precision", "check")
 
 
 def main(run: Config) -> None:
@@ -36,13 +35,11 @@ def main(run: Config) -> None:
         raise ConfigError(f"hardware={run.hardware.name}: torch sees no GPU here")
     torch.set_num_threads(run.hardware.threads)
     began, precisions = time.perf_counter(), ["bf16"] if gpu else ["fp32", "bf16"]
-    if run.bench.kind == "layers":
-        parts = {"layers": layers(run)}
-    elif run.bench.kind == "training":
+    if run.bench.kind == "training":
         parts = {"training": training(run, precisions)}
     else:
         parts = {f"decoding, beam {n}": decoding(run, precisions, n) for n in (run.decoding.beam_size, 1)}
-    rows = by_layer(parts["layers"]) if run.bench.kind == "layers" else by_case(parts)
+    rows = by_case(parts)
     device = torch.cuda.get_device_name() if gpu else "no GPU used"
     cpuinfo = Path("/proc/cpuinfo")
     cpus = re.findall(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else []
@@ -86,13 +83,3 @@ def by_case(parts: dict[str, Any]) -> list[dict[str, str]]:
                 }
             )
     return rows
-
-
-def by_layer(part: dict[str, Any]) -> list[dict[str, str]]:
-    """Table 1 with the measured time of a token at every length."""
-    names = [f"µs at {length:,}" for length in part["lengths"]]
-    return [
-        {key: line[key] for key in ("name", "complexity", "sequential", "path")}
-        | {name: f"{1e6 * seconds:,.1f}" for name, seconds in zip(names, line["seconds_per_token"], strict=True)}
-        for line in part["layers"]
-    ]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 
-from aiayn.config.schema import BEYOND, HEAD_WIDTH, NAME, PATHS, ROWS, Config, ConfigError, Model, leaves
+from aiayn.config.schema import BEYOND, NAME, PATHS, ROWS, Config, ConfigError, Model, leaves
 
 _OF_TRANSFORMER = ("d_ff", "num_heads", "d_k", "d_v")
 
@@ -64,12 +64,8 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
         yield "hardware.compile", "must be false on a CPU"
     if config.decoding.precision != "full" and config.hardware.precision == "64-true":
         yield "decoding.precision", "must be full with hardware.precision=64-true"
-    if config.bench.d_model % HEAD_WIDTH:
-        yield "bench.d_model", f"must be a multiple of {HEAD_WIDTH}, the width of a head"
     if Path(config.bench.output).suffix == ".md":
         yield "bench.output", "must name a .json file; the tables are written to .md beside it"
-    if config.bench.neighbourhood % 2 == 0:
-        yield "bench.neighbourhood", "must be odd, a token and as many before it as after it"
 
 
 def _of_parts(model: Model) -> Iterator[tuple[str, str]]:

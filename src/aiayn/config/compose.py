@@ -61,6 +61,8 @@ def read(path: Path) -> Config:
         # Written resolved; what is read here must not look into this process's environment
         if any("${" in str(value) for _, value in _flat(plain)):
             raise ConfigError("it holds an interpolation")
+        # What other commands measure and reckon with says nothing of a run; another version may have other keys there
+        plain |= {name: dataclasses.asdict(getattr(compose_row(), name)) for name in ("bench", "plan")}
         return checked(_typed(plain))
     except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         cause = " ".join(str(error).split())[:300]

@@ -17,7 +17,6 @@ ROWS = (
     *("d_dropout00", "d_dropout02", "d_smoothing00", "d_smoothing02", "e_learned_positions", "big"),
 )
 MAX_DISTANCE = 16  # of relative positions, k of Shaw et al. (2018): tokens farther apart share a vector
-HEAD_WIDTH = 64  # of the layers that `bench.kind=layers` measures, the paper's
 # Beyond Table 3: the Transformer with one part changed (f), and the systems before it (s).
 BEYOND = (
     *("f_no_positions", "f_relative_positions", "f_no_residual", "f_no_residual_positions"),
@@ -182,15 +181,10 @@ class Wandb:
 class Bench:
     """How long `aiayn bench` measures, and on what."""
 
-    kind: str = _one_of("training", "decoding", "layers", affects_result=False)
+    kind: str = _one_of("training", "decoding", affects_result=False)
     mean_length: float = _number(1.0, 10_000, affects_result=False)
     updates: int = _number(1, affects_result=False)
     rounds: int = _number(1, affects_result=False)
-    d_model: int = _number(HEAD_WIDTH, 65536, affects_result=False)
-    neighbourhood: int = _number(3, 65537, affects_result=False)
-    kernel_width: int = _number(2, 1024, affects_result=False)
-    max_length: int = _number(64, 1_000_000, affects_result=False)
-    sequences: int = _number(1, 100_000, affects_result=False)
     output: str = _any(path=True, affects_result=False)
 
 

@@ -1,6 +1,5 @@
 """The figures of a table of runs: learning curves, the paper against ours, lengths, positions."""
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -175,19 +174,6 @@ def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
         below.plot(mean, color=shade, label=name)
     below.legend(loc="upper right")
     below.set(title="Cosine of PE(pos) and PE(pos + k): mean, and range over pos", xlabel="position, or offset k")
-    return figure
-
-
-def layers(times: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
-    """Of each layer type of Table 1 the seconds per token, measured, against the length of the sequence."""
-    figure = Figure(figsize=_SIZE)
-    axes = figure.subplots()
-    for marker, (name, points) in zip(itertools.cycle("osv^D"), times.items()):
-        axes.plot(*zip(*points, strict=True), f"{marker}-", markersize=3, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.legend()
-    axes.set(xlabel="tokens of the sequence, n", ylabel="seconds per token", title="Layers of Table 1, measured")
     return figure
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -55,17 +54,6 @@ def on_dev(run: Config, table: Table) -> tuple[list[int], Counts, str]:
         return [], {}, f"No paired bootstrap: {printable(str(error))}"
 
 
-def layer_times(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """What `bench.kind=layers` has measured, where its numbers lie and are whole."""
-    try:
-        part = json.loads(path.read_text("utf-8-sig"))["parts"]["layers"]
-        lengths = [int(length) for length in part["lengths"]]
-        times = {printable(line["name"]): map(float, line["seconds_per_token"]) for line in part["layers"]}
-        return {name: list(zip(lengths, seconds, strict=True)) for name, seconds in times.items()}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return {}
-
-
 def learned_positions(table: Table, folder: Path) -> dict[str, Any]:
     """The positional vectors that the first finished run of row E with a checkpoint has learned."""
     row = next(line for line in table.lines if line.config.model.positions == "learned")
@@ -111,9 +99,6 @@ def sections(run: Config, table: Table, others: Table | None) -> list[Section]:
         drawn |= {"beyond-lengths": figures.lengths(others, counts, words)} if counts else {}
         parts.append(_tabled(beyond.layout(others, findings), "Beyond Table 3"))
         parts.append(_claims("Claims beyond Table 3", [], findings)._replace(figures=drawn.items()))
-    if times := layer_times(Path(run.bench.output)):
-        measured = [("layers", figures.layers(times))]
-        parts.append(Section("Layers of Table 1, by aiayn bench bench.kind=layers", figures=measured))
     return parts
 
 
