@@ -44,6 +44,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("digits")
     draw = random.Random(7)
     overrides = ["data=files", "data.name=digits", "data.vocab_size=25", "data.max_length=12", f"prepared={folder}"]
+    overrides += ["data.source_language=en", "data.target_language=de"]
     overrides += ["scale.max_words=0", "scale.pairs=0"]  # whatever scale a test takes
     for split, count in (("train", 4001), ("dev", 41), ("test", 43)):
         lines = [[draw.choice("0123456789") for _ in range(draw.randint(1, 7))] for _ in range(count)]

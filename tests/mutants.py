@@ -217,11 +217,11 @@ MUTANTS = {
         "source_offsets.diff() + 50",
         "tests/evaluation/test_evaluate.py::test_a_translation_may_be_longer_by_max_extra",
     ),
-    "buckets of gradients are in the order of the parameters": Mutant(
+    "a step is taken with this rank's gradient alone": Mutant(
         "src/aiayn/training/gradient_sum.py",
-        "in reversed([*parameters]):",
-        "in [*parameters]:",
-        "tests/training/test_lightning_model.py::test_gradients_are_sent_in_the_order_of_the_backward_pass",
+        "all_reduce(flat, async_op",
+        "all_reduce(flat.clone(), async_op",
+        "tests/training/test_gradient_sum.py::test_gradients_become_their_sums_whatever_the_buckets_hold",
     ),
     "a p-value is one-sided": Mutant(
         "src/aiayn/tables/paper_claims.py",

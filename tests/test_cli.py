@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -182,6 +183,23 @@ def test_hydras_own_configuration_is_shown_as_hydra_does(aiayn):
     assert yaml.safe_load(aiayn("train", "--cfg", "hydra", "seed=7").stdout)["hydra"]["overrides"]["task"] == ["seed=7"]
     assert aiayn("train", "--cfg", "job", "-p", "model.d_k").stdout == "64\n"
     assert "pkg://aiayn.conf" in aiayn("plan", "--info", "searchpath").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "rest"),
+    [("aiayn ev", "aluate"), ("aiayn train -cn table3 experiment=c_dmodel2", "56"), ("aiayn plan wandb.pr", "oject=")],
+)
+def test_bash_completes_commands_groups_and_keys(line, rest):
+    terminal, inside = os.openpty()
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "dumb"}
+    words, written = ["bash", "--norc", "--noprofile", "-i"], ""
+    with subprocess.Popen(words, stdin=inside, stdout=inside, stderr=inside, env=environment, process_group=0) as bash:
+        os.write(terminal, f'eval "$(aiayn train -sc install=bash)"\n{line}\t'.encode())
+        while not written.endswith(line + rest) and select.select([terminal], [], [], 20)[0]:
+            written += os.read(terminal, 4096).decode()
+        bash.kill()
+    assert written.endswith(line + rest)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,8 +1,8 @@
 """Hostile checkpoints, configurations and corpora execute nothing through any command; names stay in their folder."""
 
-import ast
 import dataclasses
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -29,7 +29,6 @@ from aiayn.data.parallel_text import DataError
 from aiayn.runs import checkpoint, jobs, records
 from aiayn.runs.models import trained
 from aiayn.training import train
-from tests.test_architecture import imports
 from tests.test_cli import run_main
 
 SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
@@ -305,57 +304,6 @@ def test_a_test_reaches_its_own_machine():  # control
         socket.create_connection(server.getsockname()).close()
 
 
-# The source
-
-# tests/test_architecture.py has the one module that asks the network, and the one that reads archives as streams
-FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "requests"}
-FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "instantiate", "extract", "extractall", "unpack_archive"}
-FORBIDDEN_CALLS |= {"load_from_checkpoint", "system", "popen", "unsafe_load", "full_load", "urlopen"}
-
-
-def dangers(tree: ast.AST) -> list[str]:
-    """The calls that run code from data, take the shell, load without a check, or ask the network."""
-    found = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func)
-        options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        method = name.rpartition(".")[2]
-        plain_method = name.endswith((".eval", ".compile"))  # of a model; of a regular expression
-        if (
-            (method in FORBIDDEN_CALLS and not plain_method)
-            or name in ("builtins.eval", "builtins.exec", "torch.compile")
-            or (name.startswith("yaml.") and method != "parse")
-            or any(options.get(risk, "False") != "False" for risk in ("shell", "allow_pickle"))
-            or (name in ("torch.load", "torch.jit.load") and options.get("weights_only") != "True")
-            or (name == "trainer.fit" and "ckpt_path" in options)
-        ):
-            found.append(name)
-    return found
-
-
-ALLOWED = {
-    "download": ["urllib.request.urlopen"],  # files known by their SHA-256
-    # Of our own modules and torch's, never of text from outside
-    "loss": ["torch.compile"],
-    "transformer": ["torch.compile"],
-}
-
-
-def test_the_source_does_nothing_dangerous():
-    for path in SOURCE.rglob("*.py"):
-        assert {name.split(".")[0] for name in imports(path)}.isdisjoint(FORBIDDEN_MODULES), path
-        assert dangers(ast.parse(path.read_text())) == ALLOWED.get(path.stem, []), path
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("torch.load(p)", "torch.load(p, weights_only=False)", "eval(t)", "np.load(p, allow_pickle=True)", "exec(t)"),
-        *("archive.extractall(p)", "subprocess.run(t, shell=True)", "hydra.utils.instantiate(c)", "yaml.load(t, L)"),
-        *("Model.load_from_checkpoint(p)", "os.system(t)", "trainer.fit(m, ckpt_path=p)", "torch.jit.load(p)"),
-    ],
-)
-def test_a_dangerous_line_is_seen(line):  # control
-    assert dangers(ast.parse(line))
+def test_the_source_loads_no_checkpoint_or_array_unchecked():
+    unchecked = re.compile(r"weights_only=False|allow_pickle=True|load_from_checkpoint|ckpt_path=")  # ruff has no rule
+    assert [path for path in SOURCE.rglob("*.py") if unchecked.search(path.read_text())] == []

@@ -11,6 +11,7 @@ from hydra.core.config_store import ConfigStore
 
 from aiayn.config import compose, folders
 from aiayn.config.schema import ROWS
+from aiayn.training import wandb_log
 
 FOLDER = Path(__file__).parents[1] / "sweeps"
 FOR_WANDB = sorted((FOLDER / "wandb").glob("*.yaml"))
@@ -47,7 +48,7 @@ def test_every_point_of_a_wandb_sweep_is_a_run_shown_online(path: Path) -> None:
         runs = [compose.compose_row(*words[3:]) for words in found]
     assert len({folders.run_folder(run) for run in runs}) == len(runs) > 1
     assert {run.wandb.mode for run in runs} == {"online"}
-    assert {run.wandb.project for run in runs} == {sweep["project"]}
+    assert {wandb_log.resolved(run).wandb.project for run in runs} == {sweep["project"]}
     assert sweep["metric"]["name"] == "dev/bleu"  # a summary that every finished run has
 
 

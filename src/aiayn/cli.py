@@ -28,18 +28,22 @@ def main() -> None:
     with one_line_errors():
         command, *words = sys.argv[1:] or [""]
         storage.open_standard_streams(reads=command in ("translate", "attention"))
+        completes = {"-sc", "--shell-completion"} & {command, *words}
         if command in ("", "-h", "--help", "help"):
             print(manual.manual())
             sys.exit(exit_codes.DONE if command else exit_codes.WRONG_CONFIGURATION)
         elif command == "--version":
             print(f"aiayn {metadata.version('aiayn')}")
-        elif command not in manual.COMMANDS:
+        elif command not in manual.COMMANDS and not completes:
             fail(f"{command!r} is no command: one of {', '.join(manual.COMMANDS)}; `aiayn --help` explains them")
         elif {"-h", "--help"} & {*words}:
             print(manual.manual_of(command))
         else:
             versions.refuse()
-            sys.argv = [f"aiayn {command}", *arguments.for_hydra(command, words)]
+            if completes:
+                sys.argv = arguments.for_completion(sys.argv[-1], manual.COMMANDS)
+            else:
+                sys.argv = [f"aiayn {command}", *arguments.for_hydra(command, words)]
             compose.register()
             # Hydra looks for plugins in packages named hydra_plugins on this path, and nowhere else.
             sys.path.append(str(Path(__file__).parent / "sweep" / "plugins"))
@@ -105,6 +109,8 @@ def explained(error: Exception) -> tuple[int, str]:
     """The exit code and the line for an error that a user can cause; raises any other as it is."""
     from aiayn.data.parallel_text import DataError
 
+    if isinstance(error, schema.OutOfMemory):
+        return exit_codes.FAILED, str(error)
     if isinstance(error, DataError | schema.ConfigError):
         return exit_codes.BAD_DATA if isinstance(error, DataError) else exit_codes.WRONG_CONFIGURATION, str(error)
     if isinstance(error, storage.StorageError) or (isinstance(error, OSError) and error.filename is not None):

@@ -25,7 +25,7 @@ COMMANDS = {
     "evaluate": Command("tables.table2", "perplexity, BLEU of a trained row; Table 2", f"split {_OF_TRAINED}"),
     "translate": Command("evaluation.translate", "standard input to standard output, line by line", _OF_TRAINED),
     "table": Command("tables.table", "Table 3, paper and ours, from what is trained", "format"),
-    "report": Command("report.html_report", "one page: table, claims, curves, figures", "bench.output"),
+    "report": Command("report.html_report", "one page: table, claims, curves, figures", "output prepared"),
     "attention": Command("report.attention_maps", "where every head attends, for a sentence", _OF_TRAINED),
     "dashboard": Command("report.wandb_workspace", "a W&B workspace that compares the rows", "wandb"),
     "export": Command("evaluation.export", "a trained row for CTranslate2, or as safetensors", "format average"),
@@ -74,6 +74,7 @@ Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|bible|files|wm
 Keys:   seed, tokenizer, model.*, training.*, decoding.*, data.*, wandb.*, output, ... in the paper's units
 Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file
         (table3: all its rows; beyond: the others; seeds: base from three; lengths: longer sentences)
+Tab:    eval "$(aiayn -sc install=bash)" completes commands, keys and groups; in fish: aiayn -sc install=fish | source
 Exit codes: {EXIT_CODES}"""
 
 

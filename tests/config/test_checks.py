@@ -39,15 +39,18 @@ def test_a_wrong_value_is_one_line_with_key_value_and_remedy(words, line):
 def test_every_path_may_begin_with_a_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home of/ü")
     paths = [key for key, _, meta in schema.leaves(schema.Config()) if "path" in meta]
-    assert {*paths} == schema.PATHS | {"data.source", "output", "prepared", "bench.output"}
-    run = compose.compose_row(*(f"{key}='~/{key} 1'" for key in paths))
+    prefixes = {"data.train", "data.dev", "data.test"}
+    assert {*paths} == schema.PATHS | prefixes | {"data.source", "output", "prepared", "bench.output"}
+    run = compose.compose_row(*(f"{'+' * (key in prefixes)}{key}='~/{key} 1'" for key in paths))
     assert [attrgetter(key)(run) for key in paths] == [f"/home of/ü/{key} 1" for key in paths]
     assert compose.compose_row("output='~root/x'").output == os.path.expanduser("~root/x") != "~root/x"
 
 
 def test_no_text_is_empty_but_for_what_a_corpus_does_without():
     text = {key for key, value, _ in schema.leaves(compose.compose_row()) if isinstance(value, str)}
-    for key in text - schema.PATHS - {"experiment", "data.source", "published.where"}:
+    for key in (
+        text - schema.PATHS - {"data.train", "data.dev", "data.test", "experiment", "data.source", "published.where"}
+    ):
         with pytest.raises(schema.ConfigError, match=f"^{key}=''"):
             compose.compose_row(f"{key}=''")
 

@@ -195,9 +195,7 @@ def test_no_value_stands_twice_in_conf_and_experiments():
                 assert base[section][key] != value, f"{name} repeats {section}.{key}"
 
 
-OWN_FILES = [
-    f"data.{split}_{side}=mine.{split}.{side}" for split in ("train", "dev", "test") for side in ("source", "target")
-]
+OWN_FILES = ["data.target_language=de", *(f"{key}=mine.{key}" for key in schema.PATHS)]
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "gpu"])

@@ -25,9 +25,20 @@ def test_memory_grows_with_the_micro_batch_and_has_a_limit() -> None:
     small, large = (planned(*ON_A_GPU, f"hardware.tokens_per_micro_batch={n}")[0] for n in (1_000, 25_000))
     assert large.memory > 2 * small.memory > 2 * 16 * small.parameters
     (*_, big) = planned(*ON_A_GPU, "plan.gpu=rtx4090", "hardware.tokens_per_micro_batch=25000")
-    words = r"tokens_per_micro_batch=25000: big takes about 25.0 GB, a rtx4090 has 24; lower it"
-    assert any(words in line for line in plan.refusals([dataclasses.replace(big, memory=25e9)], []))
-    assert plan.refusals([big], []) == []  # control
+    assert plan.refusals([big], [], estimate.CorpusStatistics()) == []  # control
+
+
+@pytest.mark.parametrize(("gpu", "gigabytes"), [("rtx4060", 8), ("rtx4080", 16), ("rtx4090", 24)])
+def test_a_row_that_does_not_fit_is_told_a_value_that_does(gpu: str, gigabytes: int) -> None:
+    corpus = estimate.CorpusStatistics(source_length=250.0, target_length=250.0)
+    for name in ("a_h1", "big", "f_additive"):
+        words = (*ON_A_GPU, f"experiment={name}", f"plan.gpu={gpu}")
+        row = estimate.estimate(compose.compose_row(*words), corpus)
+        (line,) = plan.refusals([row], [], corpus) or [""]
+        assert (row.memory > gigabytes * 1e9) == bool(line)
+        if value := re.search(r"give (\d+)$", line):
+            fits = compose.compose_row(*words, f"hardware.tokens_per_micro_batch={value[1]}")
+            assert plan.refusals([estimate.estimate(fits, corpus)], [], corpus) == []
 
 
 def test_cost_is_the_given_price_of_every_hour(capsys, tmp_path, monkeypatch) -> None:
@@ -137,15 +148,15 @@ def test_two_disks_hold_a_share_each_and_one_the_sum(toy_run, monkeypatch) -> No
     runs, corpora = plan.disks(planned, corpus, 1)
     assert (runs.keys, runs.free, corpora.keys, corpora.free) == ("output=runs", 5e9, "prepared=corpora", 6e9)
     assert (runs.needed, corpora.needed) == (planned[0].disk + planned[0].checkpoint, 7e9)
-    assert plan.refusals(planned, [runs, corpora]) == [
+    assert plan.refusals(planned, [runs, corpora], corpus) == [
         "prepared=corpora: about 7.0 GB are to be written and 6.0 are free there; give a larger disk"
     ]
     free["corpora"] = 8 * 10**9
-    assert plan.refusals(planned, plan.disks(planned, corpus, 1)) == []  # though `output` has less than the sum
+    assert plan.refusals(planned, plan.disks(planned, corpus, 1), corpus) == []  # though `output` has less than the sum
     monkeypatch.setattr(plan, "disk_of", lambda folder: 0)
     (both,) = plan.disks(planned, corpus, 1)
     assert (both.keys, both.needed, both.free) == ("output=runs and prepared=corpora", runs.needed + 7e9, 5e9)
-    assert len(plan.refusals(planned, [both])) == 1
+    assert len(plan.refusals(planned, [both], corpus)) == 1
 
 
 def test_free_space_is_that_of_the_disk_where_the_folder_will_be(tmp_path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aiayn.data.dataset import Dataset
-from aiayn.data.encoding import Origin, encode_corpus
+from aiayn.data.encoding import encode_corpus
 from aiayn.data.parallel_text import SPLITS, Files, fingerprints
 
 MAX_LENGTH = 23
@@ -15,7 +15,7 @@ MAX_LENGTH = 23
 def prepare_here(folder: Path, text: Path, **changed: Any) -> Dataset:
     splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
     settings = {"vocab_size": 41, "max_length": MAX_LENGTH, "progress": lambda message: None} | changed
-    return encode_corpus(folder, Origin(fingerprints(splits), lambda: splits), **settings)
+    return encode_corpus(folder, fingerprints(splits), lambda: splits, **settings)
 
 
 def packed(path: Path, members: dict[str, bytes]) -> Path:

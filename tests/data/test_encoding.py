@@ -74,6 +74,19 @@ def test_training_lines_are_dropped_by_reason_and_dev_lines_kept(tmp_path, text)
     assert dataset.texts("dev", "source")[-3:] == ["", "new low " * MAX_LENGTH, "new\rest \u2028\x85\f"]
 
 
+@pytest.mark.parametrize(("bad", "said"), [(10, "train: 10 of 107"), (11, "warning: train: 11 of 108")])
+def test_dropped_pairs_are_told_and_a_tenth_is_a_warning(tmp_path, text, bad, said) -> None:
+    folder, told = Path(shutil.copytree(text, tmp_path / "text")), []
+    for name in ("train.en", "train.de"):
+        (folder / name).write_bytes((folder / name).read_bytes() + b"\n" + b"low\0\n" * 2 + b"low\xff\n" * (bad - 3))
+    prepare_here(tmp_path / "small", folder, progress=told.append, selection=Selection(pairs=53))
+    reasons = f"{bad - 3} invalid UTF-8, 2 NUL byte, 1 empty; `iconv -f CP1252"
+    assert [line for line in told if "dropped" in line and line.startswith(f"{said} pairs are dropped: {reasons}")]
+    told.clear()
+    prepare_here(tmp_path / "clean", text, progress=told.append, selection=Selection(pairs=53))
+    assert not any("dropped" in line for line in told)  # what a selection leaves out is no damage
+
+
 def test_a_selection_drops_long_pairs_and_keeps_the_first(tmp_path, text) -> None:
     dataset = prepare_here(tmp_path / "small", text, selection=Selection(max_words=3, pairs=17))
     short = {s: [line for line in (text / f"{s}.en").read_text().splitlines() if line.count(" ") < 3] for s in SPLITS}
@@ -90,20 +103,24 @@ def test_a_training_pair_of_exactly_the_maximum_length_is_kept(tmp_path, text, p
 
 
 @pytest.mark.parametrize(
-    ("split", "lines", "max_length", "refusal"),
+    ("split", "lines", "changed", "refusal"),
     [
-        ("train", "\n\n", 23, r"train\.de leaves no train pair with text on the target side"),
-        ("train", "low wide newest\n" * 9, 1, r"train\.de leaves no train pair of at most data\.max_length=1 tokens"),
-        ("dev", "\n\n\n", 23, r"dev\.de leaves no dev pair with text on the target side"),
+        ("train", "\n\n", {}, "on the target side: dropped are 2 empty$"),
+        ("train", "", {}, "on the target side: no line of it holds text$"),
+        ("dev", " \n\n\n", {}, "on the target side: no line of it holds text$"),
+        ("test", "", {}, "on the target side: no line of it holds text$"),
+        ("train", "\udcff\n" * 3, {}, "dropped are 3 invalid UTF-8; `iconv -f CP1252 -t UTF-8 FILE > NEW`"),
+        ("dev", "low wide\n" * 5, {"selection": Selection(max_words=1)}, "dropped are 5 over max_words; .*max_words=0"),
+        ("train", "low wide newest\n" * 9, {"max_length": 1}, r"has only data\.max_length=1 tokens; raise it"),
     ],
 )
-def test_text_that_leaves_nothing_is_refused(tmp_path, text, split, lines, max_length, refusal) -> None:
+def test_text_that_leaves_nothing_is_refused(tmp_path, text, split, lines, changed, refusal) -> None:
     folder, said = Path(shutil.copytree(text, tmp_path / "text")), []
     for language in ("en", "de"):
-        (folder / f"{split}.{language}").write_text(lines)
-    with pytest.raises(DataError, match=refusal):
-        prepare_here(tmp_path / "small", folder, max_length=max_length, progress=said.append)
-    assert split == "train" or said == []  # dev is looked at before anything is learned
+        (folder / f"{split}.{language}").write_text(lines, errors="surrogateescape")
+    with pytest.raises(DataError, match=rf"{split}\.de.* no {split} pair .*{refusal}"):
+        prepare_here(tmp_path / "small", folder, progress=said.append, **changed)
+    assert "max_length" in changed or said == []  # dev is looked at before anything is learned
 
 
 @pytest.mark.parametrize("write", [1, 2, 9, 22])

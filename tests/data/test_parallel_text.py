@@ -1,9 +1,11 @@
+import bz2
 import gzip
 import hashlib
 import html
 import lzma
 import random
 import re
+import subprocess
 import tracemalloc
 from collections import Counter
 from itertools import chain
@@ -14,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiayn.data import parallel_text
-from aiayn.data.parallel_text import EMBEDDED, DataError, Files, Member, in_chunks, read_lines, read_pairs, select
+from aiayn.data.parallel_text import EMBEDDED, DataError, Files, Member, read_lines, read_pairs
 from tests.data.small_corpus import packed
 
 
@@ -35,21 +37,38 @@ def test_line_feeds_alone_end_lines_and_a_bom_is_no_text(tmp_path) -> None:
         assert lines_of(tmp_path / "text", file.encode()) == [text.encode(), b"two"]
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)])
 def test_a_compressed_file_reads_as_a_plain_one_unless_torn(tmp_path, suffix, pack) -> None:
     data = b"".join(b"%d\n" % i for i in range(10_007))
-    packed = tmp_path / f"text{suffix}"
-    assert lines_of(packed, pack(data)) == lines_of(tmp_path / "text", data)
+    plain, packed = lines_of(tmp_path / "text", data), tmp_path / f"text{suffix}"
+    assert all(lines_of(tmp_path / name, pack(data)) == plain for name in (packed.name, "text", "a.GZ"))
     for damaged in (pack(data)[:-7], b"<html>404</html>\n", pack(data)[:50] + b"\0\0\0\0\0" + pack(data)[55:]):
         with pytest.raises(DataError, match=f"cannot read .*text{suffix}"):
             lines_of(packed, damaged)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-def test_utf_16_is_refused_and_a_nul_in_a_line_is_not(tmp_path, encoding) -> None:
-    with pytest.raises(DataError, match="text is UTF-16"):
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_another_unicode_encoding_is_refused_by_its_name(tmp_path, encoding) -> None:
+    with pytest.raises(DataError, match=f"text is {encoding[:6].upper()}: convert it with `iconv ") as refused:
         lines_of(tmp_path / "text", "one two\r\nthree\n".encode(encoding))
-    assert lines_of(tmp_path / "text", b"one t\0wo\n\0a\n") == [b"one t\0wo", b"\0a"]
+    subprocess.run(str(refused.value).split("`")[1], shell=True, check=True)
+    assert list(read_lines(tmp_path / "text.utf8")) == [b"one two", b"three"]
+
+
+OTHERS = {"zip": b"PK\3\4\x14", "sevenzip": b"7z\xbc\xaf\x27\x1c", "zstd": b"\x28\xb5\x2f\xfd\4", "rar": b"Rar!\x1a\7"}
+OTHERS |= {
+    "SQLite": b"SQLite format 3\0\x10",
+    "Parquet": b"PAR1\x15\4",
+    "PDF": b"%PDF-1.7",
+    "tar": bytes(257) + b"ustar\0",
+}
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_text_is_refused_whatever_its_name(tmp_path, kind, pack) -> None:
+    with pytest.raises(DataError, match=f"text is a {kind} file, not text: unpack or export it"):
+        lines_of(tmp_path / "text", pack(OTHERS[kind] + b"\none\n"))
 
 
 def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path) -> None:
@@ -73,15 +92,25 @@ def test_without_cleaning_every_line_stays_or_is_named(files) -> None:
     files.target.write_text("\nB\n\n\n")
     assert list(read_pairs(files, None)) == [("a", ""), ("", "B"), (" ", ""), ("d", "")]
     files.target.write_bytes(b"A\n\xff\n\n\n")
-    with pytest.raises(DataError, match=r"text\.de, line 2: .*invalid start byte"):
+    with pytest.raises(DataError, match=r"text\.de, line 2: .*invalid start byte; `iconv -f CP1252 -t UTF-8"):
+        list(read_pairs(files, None))
+    files.target.write_bytes(b"A\nB\n\0\nD\n")
+    with pytest.raises(DataError, match=r"text\.de, line 3: a NUL byte"):
         list(read_pairs(files, None))
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5))), st.integers(0, 5), st.integers(0, 5))
-def test_pairs_are_selected_by_the_longer_side_then_by_number(words, max_words, count):
+def fill(files: Files, pairs: list[tuple[bytes, bytes]]) -> None:
+    for side, path in enumerate((files.source, files.target)):
+        path.write_bytes(b"".join(pair[side] + b"\n" for pair in pairs))
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5))), st.integers(0, 5), st.integers(0, 5))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_pairs_are_selected_by_the_longer_side_then_by_number(files, words, max_words, count):
     pairs = [("ein\u2003Wort " * source, "word\t" * target) for source, target in words]
+    fill(files, [(source.encode(), target.encode()) for source, target in pairs])
     dropped: Counter[str] = Counter()
-    kept = list(select(pairs, max_words, count, dropped))
+    kept = list(parallel_text.read("train", [files], parallel_text.Selection(max_words, count), dropped))
     short = [pair for pair, sides in zip(pairs, words, strict=True) if max(2 * sides[0], sides[1]) <= max_words]
     expected = pairs if max_words == 0 else short
     assert kept == (expected if count == 0 else expected[:count])
@@ -167,17 +196,20 @@ def test_pairs_come_in_chunks_of_bounded_number_and_length(monkeypatch) -> None:
     monkeypatch.setattr(parallel_text, "CHARACTERS_AT_ONCE", 37)
     monkeypatch.setattr(parallel_text, "PAIRS_AT_ONCE", 3)
     pairs = [("a" * length, "b" * (length // 2)) for length in (1, 2, 0, 3, 101, 0, 11, 13, 5, 1)]
-    chunks = list(in_chunks(iter(pairs)))
+    chunks = list(parallel_text.in_chunks(iter(pairs)))
     assert [pair for chunk in chunks for pair in chunk] == pairs
     assert [len(chunk) for chunk in chunks] == [3, 2, 3, 2]
-    assert list(in_chunks(iter(pairs[:3]))) == [pairs[:3]]
+    assert list(parallel_text.in_chunks(iter(pairs[:3]))) == [pairs[:3]]
 
 
 @given(st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=17))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_lines_read_are_pairs_kept_plus_pairs_dropped_by_reason(files, rows) -> None:
-    for side, path in enumerate((files.source, files.target)):
-        path.write_bytes(b"".join(row[side].replace(b"\n", b"") + b"\n" for row in [(b"first", b"first"), *rows]))
+    fill(
+        files,
+        [(b"first", b"first"), *((source.replace(b"\n", b""), target.replace(b"\n", b"")) for source, target in rows)],
+    )
     dropped: Counter[str] = Counter()
     assert len(list(read_pairs(files, dropped))) + dropped.total() == 1 + len(rows)
-    assert set(dropped) <= {"empty", "invalid UTF-8"}
+    assert set(dropped) <= {"empty", "invalid UTF-8", "NUL byte"}
+    assert (dropped["NUL byte"] > 0) <= any(b"\0" in side for row in rows for side in row)

@@ -29,18 +29,20 @@ def with_files(run: compose.Config, **paths: str) -> compose.Config:
 
 def test_your_own_text_is_prepared_and_what_was_kept_is_printed(run, tmp_path, capsys):
     path = tmp_path / "dev.source"
-    path.write_text(Path(run.data.dev_source).read_text().replace("1", "ж", 3))
+    path.write_text(Path(run.data.dev_source).read_text().replace("1", "жж", 3))
     prepare.main(with_files(run, dev_source=str(path)))
     printed = capsys.readouterr().out
     assert "train: 4001 lines, 4001 pairs kept, dropped: none" in printed
-    assert "dev: 41 lines, 41 pairs kept, dropped: none; unseen characters: 3 source, 0 target\n" in printed
+    assert "dev: 41 lines, 41 pairs kept, dropped: none; unseen characters: 6 source, 0 target\n" in printed
     assert re.search(r"25 subwords, SHA-256 [0-9a-f]{64}\n", printed)
     assert {path.name for path in tmp_path.iterdir()} == {"dev.source", "prepared"}
 
 
-@pytest.mark.parametrize("path", ["", "gone", "/"])
-def test_a_missing_file_is_named_with_its_key(run, path):
-    with pytest.raises(compose.ConfigError, match=rf"data\.dev_target='{path}': no such file"):
+@pytest.mark.parametrize("path", ["", "gone", "/", "dev.source"])
+def test_a_missing_file_and_one_for_both_sides_are_refused(run, path):
+    path = run.data.dev_source if path == "dev.source" else path
+    cause = r": is data\.dev_source too; give" if path == run.data.dev_source else ": no such file"
+    with pytest.raises(compose.ConfigError, match=rf"data\.dev_target='?{path}'?{cause}"):
         prepare.sources(with_files(run, dev_target=path).data)
 
 

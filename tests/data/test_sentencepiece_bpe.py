@@ -43,6 +43,12 @@ def test_an_unseen_character_is_unknown_and_only_that(hostile) -> None:
     assert hostile.decode([ids.tolist()]) == ["pad  ⁇  pad"]
 
 
+@given(lines=st.lists(hostile_text, max_size=3), unseen=st.text("Жשхл💡", max_size=9), at=st.integers(0, 9))
+def test_unseen_characters_are_counted_one_by_one(hostile, lines, unseen, at) -> None:
+    text = "".join(line[:at] + unseen + line[at:] for line in lines)
+    assert hostile.unseen(Counter(text)) == len(lines) * len(unseen)
+
+
 def test_a_line_beyond_sentencepieces_limit_is_trained_on(tmp_path) -> None:
     long = "a" * 70_001 + "ж"
     train([long, "ab ab ba"], 9, tmp_path / "tokenizer.model")

@@ -88,6 +88,15 @@ def test_evaluating_again_gives_the_result_s_figures(run):
     assert figures["bits_per_character"] == pytest.approx(figures["nats"] / math.log(2) / characters)
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_more_than_1_percent_unseen_characters_is_a_warning(run, capsys, more):
+    model, dataset, _ = trained(run)
+    unseen = len("".join(dataset.texts("dev", "target"))) // 100 + more
+    dataset.manifest["splits"]["dev"]["target_unknown"] = unseen
+    evaluate.evaluate(model, dataset, "dev", run)
+    assert (f"warning: {unseen} target characters of dev" in capsys.readouterr().out) == bool(more)
+
+
 def test_averaging_is_the_mean_of_the_weights(run):
     newest, before = checkpoint.newest(folders.run_folder(run) / "checkpoints", 2)
     states = [checkpoint.load(path)["state_dict"] for path in (newest, before)]

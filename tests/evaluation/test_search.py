@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from table_model import BOS, EOS, Table, assert_same
 
 from aiayn.config import compose
+from aiayn.config.schema import OutOfMemory
 from aiayn.core.signals import Interrupted
 from aiayn.evaluation import search
 from aiayn.paper.beam_search import Hypothesis, beam_search
@@ -23,21 +24,24 @@ from aiayn.runs.models import trained
 OPTIONS: dict[str, Any] = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5, "bos": BOS, "eos": EOS}
 
 
-@given(lengths=st.lists(st.integers(0, 11), max_size=17), tokens_per_batch=st.integers(1, 200))
+@given(lengths=st.lists(st.integers(0, 11), max_size=17), tokens_per_batch=st.integers(1, 200), more=st.integers(0, 7))
 @settings(max_examples=50, deadline=None)
-def test_translations_come_back_in_order_from_full_batches(lengths: list[int], tokens_per_batch: int) -> None:
+def test_translations_come_back_in_order_from_full_batches(
+    lengths: list[int], tokens_per_batch: int, more: int
+) -> None:
     random = np.random.default_rng(0)
     sources = [random.integers(4, 13, size=length).astype(np.int32) for length in lengths]
     model, counted, batches = Table(vocab_size=13), list[int](), list[list[int]]()
     start = model.start
     model.start = lambda source, offsets: batches.append(offsets.diff().tolist()) or start(source, offsets)
-    ours = search.translate_ids(model, sources, tokens_per_batch=tokens_per_batch, done=counted.append, **OPTIONS)
+    options = OPTIONS | {"tokens_per_batch": tokens_per_batch, "output_tokens": more}
+    ours = search.translate_ids(model, sources, done=counted.append, **options)
     assert sum(counted) == len(sources)
     assert 0 not in counted
     # Longest first, EOS counted, as many as fit and at least one
     assert [*chain(*batches)] == sorted((length + 1 for length in lengths if length), reverse=True)
-    assert all(len(batch) == 1 or len(batch) * batch[0] <= tokens_per_batch for batch in batches)
-    assert all((len(batch) + 1) * batch[0] > tokens_per_batch for batch in batches[:-1])
+    assert all(len(batch) == 1 or len(batch) * (batch[0] + more) <= tokens_per_batch for batch in batches)
+    assert all((len(batch) + 1) * (batch[0] + more) > tokens_per_batch for batch in batches[:-1])
     for source, hypothesis in zip(sources, ours, strict=True):
         if len(source):
             ids = torch.tensor([*source.tolist(), EOS])
@@ -90,3 +94,16 @@ def test_a_search_in_fewer_bits_finds_almost_the_same(model_and_sources):
     assert len(alike) >= 0.8 * len(full)
     assert np.allclose(*zip(*alike, strict=True), rtol=0.1, atol=0.1)
     assert [one.score for one in full] != [other.score for other in fewer]  # control: it is another arithmetic
+
+
+def test_on_a_gpu_outputs_count_too_and_memory_may_end(model_and_sources, monkeypatch):
+    run, model, sources = model_and_sources
+
+    def translate_ids(*_, output_tokens, **options):
+        raise torch.OutOfMemoryError(f"CUDA out of memory; {output_tokens} more tokens")
+
+    monkeypatch.setattr(search, "translate_ids", translate_ids)
+    for hardware, more in ((run.hardware, 0), (compose.compose_row("hardware=gpu").hardware, run.decoding.max_extra)):
+        with pytest.raises(OutOfMemory, match=r"^hardware\.tokens_per_search=\d+: .* give") as caught:
+            search.search(model, sources, run.decoding, hardware)
+        assert f"; {more} more" in str(caught.value.__cause__)

@@ -9,7 +9,6 @@ from matplotlib.text import Text
 from scipy import stats
 
 from aiayn.config import compose
-from aiayn.paper.layers import sinusoids
 from aiayn.report import figures
 from aiayn.report.curves import AXES, Curve
 from aiayn.report.figure_files import style
@@ -113,16 +112,3 @@ def test_a_bucket_of_lengths_has_the_bleu_of_its_sentences() -> None:
     (axes,) = figures.lengths(table(), {("base", 1): counts}, words).axes
     (drawn,) = (line for line in axes.lines if line.get_label() == "base")
     assert drawn.get_ydata() == pytest.approx([0, 100])
-
-
-def test_the_cosine_of_an_offset_is_one_for_sinusoids_alone() -> None:
-    learned = np.random.default_rng(3).normal(size=(61, 22))
-    *_, below = figures.positions({"Sinusoids": sinusoids(61, 22).numpy(), "Learned": learned}).axes
-    widths = []
-    for band in below.collections:
-        places = band.get_paths()[0].vertices
-        widths.append(max(np.ptp(places[places[:, 0] == k, 1]) for k in range(1, 30)))
-    assert widths[0] < 1e-12
-    assert widths[1] > 0.5
-    angles = 7 / 10000 ** (np.arange(0, 22, 2) / 22)
-    assert below.lines[0].get_ydata()[7] == pytest.approx(np.cos(angles).mean())

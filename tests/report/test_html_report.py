@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import torch
 from run_results import finish
 
 from aiayn.config import compose, folders
@@ -17,8 +16,8 @@ from aiayn.core import storage
 from aiayn.data.prepare import prepare
 from aiayn.report import html_report
 from aiayn.report.html_report import Section, page
-from aiayn.runs import checkpoint, records
-from aiayn.tables import beyond, table3
+from aiayn.runs import records
+from aiayn.tables import beyond
 
 HOSTILE = (
     "</title><script>alert(1)</script><img src=x onerror=alert(1)> {{7*7}} {% raw %} \u202egnp.exe\x00\x1b[31m"
@@ -119,7 +118,7 @@ def test_the_page_tells_what_became_of_every_row(report: Path) -> None:
 
 def test_every_figure_is_a_file_and_the_page_holds_its_bytes(report: Path) -> None:
     names = {path.stem for path in (report.parent / "figures").iterdir()}
-    expected = ("effects", "positions", "lengths", "beyond-curve", "beyond-lengths", "curve-dev-ppl-steps", "group-e")
+    expected = ("effects", "lengths", "beyond-curve", "beyond-lengths", "curve-dev-ppl-steps", "group-e")
     assert names >= set(expected)
     for name in names:
         drawn = (report.parent / "figures" / f"{name}.svg").read_bytes()
@@ -135,16 +134,3 @@ def test_without_a_run_or_a_corpus_it_says_so(run: Config, report: Path, tmp_pat
     assert {("base", 1), ("a_h1", 1), ("f_no_positions", 1)} <= set(counts)
     words, counts, missing = html_report.on_dev(dataclasses.replace(run, prepared="nowhere"), made)
     assert ("holds no prepared data" in missing, words, counts) == (True, [], {})
-
-
-def test_learned_positions_are_of_the_newest_intact_checkpoint(run: Config, report: Path) -> None:
-    folder = folders.sweep_folder(run)
-    table = table3.table(run, records.read_runs(folder))
-    path = checkpoint.path_of(folder / "e_learned_positions" / "seed1" / "checkpoints", 3)
-    weights = {f"transformer.{side}_positions.weight": torch.rand(67, 5) for side in ("source", "target")}
-    checkpoint.save({"state_dict": weights}, path)
-    found = html_report.learned_positions(table, folder)
-    assert list(found) == ["Learned, source side", "Learned, target side"]
-    assert (found["Learned, source side"] == weights["transformer.source_positions.weight"].numpy()[:64]).all()
-    path.write_bytes(b"torn")
-    assert html_report.learned_positions(table, folder) == {}  # control

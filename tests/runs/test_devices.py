@@ -26,10 +26,6 @@ def test_a_cpu_has_as_many_devices_as_their_threads_fit(hardware, monkeypatch) -
 
 
 def test_more_gpus_than_there_are_is_refused(hardware, monkeypatch) -> None:
-    assert devices.gpus() == [] or all(name.startswith("GPU-") for name in devices.gpus())
-    monkeypatch.setattr(devices, "gpus", list)
-    with pytest.raises(compose.ConfigError, match="hardware=gpu: torch sees no GPU here"):
-        devices.names(hardware["gpu"])
     monkeypatch.setattr(devices, "gpus", lambda: ["GPU-a", "GPU-b", "GPU-c"])
     assert devices.names(hardware["gpu"], 2) == ["GPU-a", "GPU-b"]
     with pytest.raises(compose.ConfigError, match=r"hydra\.launcher\.devices=4: must be at most 3, the GPUs"):

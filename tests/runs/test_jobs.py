@@ -174,13 +174,6 @@ def test_a_worker_dies_with_a_parent_that_is_killed(bound):
             os.kill(orphan, signal.SIGKILL)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
-def test_a_worker_whose_parent_is_already_dead_ends_at_once():
-    code = "from aiayn.core import signals; signals.die_with_parent(); print('lives')"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "AIAYN_PARENT": "1"}, capture_output=True)
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
-
-
 def test_an_editor_s_marks_are_harmless_in_every_record(toy_run, result_of):
     """A byte order mark, blank lines and the line ends of another system."""
     folder = folders.run_folder(toy_run)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_results import damaged, put, result
 
+from aiayn.config import compose
 from aiayn.core import exit_codes, storage
 from aiayn.runs import records
 from aiayn.runs.records import last_step, read_runs
@@ -25,6 +26,14 @@ def test_a_finished_run_is_read_back_whole(sweep: Path) -> None:
     (run,) = read_runs(sweep)
     assert (run.experiment, run.seed, run.status, run.cause, run.steps_done) == ("a_h1", 1, "finished", "", 1000)
     assert run.result == result()
+
+
+def test_a_language_without_the_papers_bleu_shows_sacrebleus(sweep: Path) -> None:
+    without = result()
+    del without["dev"]["bleu"]["paper"]
+    put(sweep, "a_h1", 1, without)
+    (run,) = read_runs(sweep)
+    assert "BLEU 19.0 " in records.row_line(compose.compose_row("experiment=a_h1"), run)
 
 
 def test_curves_or_checkpoints_alone_make_a_run_half_done(sweep: Path) -> None:

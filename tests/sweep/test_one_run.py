@@ -16,7 +16,7 @@ from aiayn.runs import devices, jobs, records
 from aiayn.sweep import one_run
 
 
-def test_a_run_waits_for_its_gpu(toy_run, monkeypatch):
+def test_a_run_waits_for_its_gpu_and_says_so_once(toy_run, monkeypatch, capsys):
     gpu = compose.compose_row("hardware=gpu").hardware
     run, seen = dataclasses.replace(toy_run, hardware=gpu), []
     names = [f"GPU-{letter}{os.getpid()}" for letter in "xy"]
@@ -28,9 +28,11 @@ def test_a_run_waits_for_its_gpu(toy_run, monkeypatch):
         seen.append(seeing)
         return jobs.Job(run, folders.run_folder(run), [types.SimpleNamespace(poll=lambda: 0, wait=lambda: 0)], held)
 
+    polls = iter((lambda: None, others.close))
     monkeypatch.setattr(jobs, "start", start)
-    monkeypatch.setattr(time, "sleep", lambda seconds: others.close())
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(polls)())
     assert one_run.run_here(run) == exit_codes.DONE
+    assert capsys.readouterr().err.count("waiting for a GPU") == 1
     assert seen == [{"CUDA_VISIBLE_DEVICES": names[0]}]
 
 

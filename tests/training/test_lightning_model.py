@@ -209,28 +209,6 @@ def test_nothing_moves_when_anything_is_not_finite(which, poison, more, monkeypa
         assert bool(gradient(model).isfinite().all())
 
 
-def test_gradients_are_sent_in_the_order_of_the_backward_pass():
-    model = module()
-    names = {id(parameter): name for name, parameter in model.transformer.named_parameters()}
-
-    def layers(parameters: list[torch.nn.Parameter]) -> list[str]:
-        """The layers in the order of the last gradient of each; the embedding is one."""
-        found = [".".join(names[id(parameter)].split(".")[:2]) for parameter in parameters]
-        return list(reversed(dict.fromkeys(reversed(found))))
-
-    arrived: list[torch.nn.Parameter] = []
-    for parameter in model.transformer.parameters():
-        parameter.register_post_accumulate_grad_hook(arrived.append)
-    loss_by_hand(model.transformer, EVEN, [0, 1, 2, 3]).backward()
-    order = layers(arrived)
-    # The encoder's output is used in all of the decoder's layers
-    assert order == ["decoder.1", "decoder.0", "encoder.1", "encoder.0", "embedding.weight"]
-    buckets = [parameter for bucket in model.gradient_sum.buckets for parameter in bucket]
-    assert layers(buckets) == order
-    assert {id(parameter) for parameter in buckets} == set(names)
-    assert layers(list(reversed(buckets))) != order  # control
-
-
 class Meeting:
     """All-reduce among threads that stand for ranks."""
 

@@ -262,6 +262,41 @@ def test_only_an_unforeseen_error_leaves_its_traceback(toy_run, tmp_path, at_eac
     assert ("Traceback" in capsys.readouterr().err) == (code == exit_codes.FAILED)
 
 
+@pytest.mark.usefixtures("signals")
+def test_out_of_memory_is_one_line_and_the_run_resumes(toy_run, tmp_path, at_each_step, capsys):
+    errors = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")]
+
+    def fail_once(module, update):
+        if update.number == 3 and errors:
+            raise errors.pop()
+
+    at_each_step(fail_once)
+    assert train.main(tmp_path, toy_run) == exit_codes.FAILED
+    key, *_, remedy = records.failure(tmp_path)["cause"].split()
+    assert (key, remedy) == ("hardware.tokens_per_micro_batch=40:", "hardware.tokens_per_micro_batch=20")
+    assert "Traceback" not in capsys.readouterr().err
+    assert train.main(tmp_path, toy_run) == exit_codes.DONE
+
+
+def test_a_gpu_without_bf16_or_compiler_is_refused_first(tmp_path, monkeypatch):
+    def refused(*words: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            train.train(compose.compose_row("hardware=gpu", f"prepared={tmp_path}", *words), tmp_path)
+        return str(caught.value)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    monkeypatch.setattr(train.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert refused().endswith("give hardware.precision=32-true hardware.compile=false")
+    assert "no gcc or clang" in refused("hardware.precision=32-true")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    (tmp_path / "clang").touch()
+    assert f"no {tmp_path}/Python.h" in refused()
+    for words in (["experiment=f_unscaled"], ["hardware.compile=false"]):  # what compiles nothing
+        train.check_gpu(compose.compose_row("hardware=gpu", *words))
+
+
 @pytest.mark.slow
 def test_a_model_learns_to_reverse_digits(digits, tmp_path):
     """The system test: data, training, decoding and scores together reach what the task allows."""

@@ -31,7 +31,7 @@ class Fake:
     def __init__(self, trouble: str = "", kind: str = "raises") -> None:
         self.trouble, self.kind, self.rows, self.finished = trouble, kind, [], False
         self.Settings, self.Table, self.define_metric = SimpleNamespace, dict, lambda name, step_metric: None
-        self.released = threading.Event()
+        self.released, self.arguments, self.starting_step = threading.Event(), dict[str, Any](), 0
 
     def misbehave(self, where: str) -> None:
         if where == self.trouble and self.kind == "hangs":
@@ -44,7 +44,7 @@ class Fake:
         self.misbehave("init")
         return self
 
-    def log(self, row: dict[str, Any]) -> None:
+    def log(self, row: dict[str, Any], step: int) -> None:
         self.misbehave("log")
         self.rows.append(row)
 
@@ -128,16 +128,52 @@ def test_every_number_of_the_dashboard_is_the_runs_own(toy_run, tmp_path, monkey
     assert set(run["tags"]) == {"base", toy_run.scale.name, toy_run.data.name}
 
 
-@pytest.mark.parametrize("sweep", ["", "s7"])
-def test_under_an_agent_of_wandb_sweep_a_run_keeps_its_name(toy_run, tmp_path, monkeypatch, sweep):
-    """W&B takes WANDB_RUN_ID where no other id is given."""
-    fake = Fake()
+OURS = {"mode": "offline", "project": "aiayn", "entity": None}
+OTHERS = {"mode": "online", "project": "p", "entity": "e", "group": "g", "name": "n"}
+OTHERS |= {"tags": ["a", "b"], "dir": Path("d")}
+SET = {"MODE": "online", "PROJECT": "p", "ENTITY": "e", "RUN_GROUP": "g", "NAME": "n", "TAGS": "a,b", "DIR": "d"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "keys", "expected"),
+    [
+        ({"PROJECT": ""}, {}, OURS),
+        (SET, {}, OTHERS),
+        (SET, OURS | {"entity": "f"}, OTHERS | OURS | {"entity": "f"}),
+        ({"MODE": "dryrun", "RUN_ID": "x", "CONSOLE": "wrap"}, {}, OURS),
+        ({"DISABLED": "true", "MODE": "online"}, {}, {}),
+        ({"DISABLED": "true"}, {"mode": "offline"}, OURS),
+        ({"SWEEP_ID": "s7"}, {"mode": "online"}, {"id": None}),  # W&B takes WANDB_RUN_ID, which its agent has set
+    ],
+)
+def test_wandb_s_variables_hold_where_no_key_is_set(toy_run, tmp_path, monkeypatch, capsys, variables, keys, expected):
+    fake, null = Fake(), dict.fromkeys(("mode", "project", "entity"))
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setenv("WANDB_SWEEP_ID", sweep)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
     prepare(toy_run, lambda message: None)
-    with wandb_log.view(shown(toy_run), tmp_path, 0) as show:
-        show({"step": 1})
-    assert fake.arguments["id"] == (None if sweep else (tmp_path / "wandb.id").read_text().strip())
+    with wandb_log.view(schema.vary(toy_run, wandb=null | keys), tmp_path, 0):
+        pass
+    assert {key: value for key, value in fake.arguments.items() if key in expected} == expected
+    assert bool(fake.arguments) == bool(expected)
+    assert ("WANDB_CONSOLE, WANDB_RUN_ID: not used" in capsys.readouterr().out) == ("RUN_ID" in variables)
+
+
+@pytest.mark.parametrize(("mode", "begins", "expected"), [("online", 4, [2, 2, 3]), ("offline", 0, [1, 2, 2, 3])])
+def test_a_resumed_run_shows_each_update_once(toy_run, tmp_path, monkeypatch, mode, begins, expected):
+    """Offline in place of what it kept, online after what the server has."""
+    kept = [tmp_path / "wandb" / f"offline-run-1-{name}" for name in (wandb_log.identity(tmp_path), "another")]
+    prepare(toy_run, lambda message: None)
+    monkeypatch.setitem(sys.modules, "wandb", fake := Fake())
+    fake.starting_step = begins
+    for folder in kept:
+        (folder / "files").mkdir(parents=True)
+    with wandb_log.view(shown(toy_run, mode), tmp_path, 0) as show:
+        for step, update in ((1, True), (2, True), (2, False), (3, True)):
+            show({"step": step} | ({"train/loss": 1.0} if update else {}))
+    assert [row["step"] for row in fake.rows] == expected
+    assert fake.arguments["id"] == wandb_log.identity(tmp_path)
+    assert [folder.exists() for folder in kept] == [mode == "online", True]
 
 
 def test_a_resumed_run_keeps_its_curves_and_a_new_one_does_not(tmp_path):

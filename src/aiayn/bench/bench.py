@@ -18,6 +18,7 @@ from tabulate import tabulate
 from aiayn.bench.cases import OURS, decoding, training
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
+from aiayn.runs.models import take_gpu
 from aiayn.training import train
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
@@ -31,8 +32,7 @@ def main(run: Config) -> None:
             f"experiment={run.experiment}: bench measures the parts of Table 3; give one of its rows, such as base"
         )
     gpu = run.hardware.accelerator == "gpu"
-    if gpu and not torch.cuda.is_available():
-        raise ConfigError(f"hardware={run.hardware.name}: torch sees no GPU here")
+    take_gpu(run.hardware)
     torch.set_num_threads(run.hardware.threads)
     began, precisions = time.perf_counter(), ["bf16"] if gpu else ["fp32", "bf16"]
     if run.bench.kind == "training":

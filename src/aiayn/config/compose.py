@@ -1,7 +1,10 @@
 """Composes a run: `conf/`, `experiments/` and overrides become one checked, scaled Config; only commands see Hydra."""
 
 import dataclasses
+import itertools
 import os
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
@@ -19,6 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 from aiayn.config.checks import checked, in_range
 from aiayn.config.schema import ROWS, Config, ConfigError, Model, Scale, Training, leaves, nearest, vary
 
+# As text/train.en and news.pt-BR.tok.gz end
+_LANGUAGE = re.compile(r"\.(?!gz|xz)([a-z]{2}([-_][A-Za-z]+)?)(\.\w{3,}|(?i:\.gz|\.xz|\.7z))*$")
 _STRUCTURE = OmegaConf.structured(Config)
 
 
@@ -36,6 +41,8 @@ def convert(composed: DictConfig) -> Config:
     """The run that Hydra composed: merged into the schema, scaled, checked. ConfigError in one line."""
     own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     plain = cast(dict[str, Any], OmegaConf.to_container(own))
+    if isinstance(plain.get("data"), dict):
+        _complete(plain["data"])
     # In range before scaling too, which makes at least 1 of everything
     typed, given = in_range(_typed(plain)), dict(_flat(plain))
     for key, value, meta in leaves(typed):
@@ -116,6 +123,36 @@ def scaled(config: Config) -> Config:
 
     rate = {"learning_rate_factor": config.training.learning_rate_factor * scale.learning_rate}
     return vary(config, model=times(config.model, sizes), training=times(config.training, counts) | rate)
+
+
+# The pairs of a file `f` in Python, by formats that hold both sides
+_PAIRS = {
+    "tsv": r'line.split("\t") for line in f',
+    "csv": "csv.reader(f)",
+    "jsonl": 'd.get("translation", d).values() for d in map(json.loads, f)',
+    "tmx": '["".join(s.itertext()) for s in u.iter("seg")] for u in xml.parse(f.buffer).iter("tu")',
+}
+
+
+def _complete(data: dict[str, Any]) -> None:
+    """Fills in the files of prefixes, and the languages that files' names end with; or ConfigError with a command."""
+    for split, side in itertools.product(("train", "dev", "test"), ("source", "target")):
+        key, spoken = f"{split}_{side}", f"{side}_language"
+        prefix, path = str(data.get(split, "")), str(data.get(key))
+        if both := re.search(r"(?i)\.(tsv|csv|jsonl|tmx)$", prefix) or re.search(r"(?i)\.(tsv|csv|jsonl|tmx)$", path):
+            script = (
+                "import csv, json, sys, xml.etree.ElementTree as xml; f = sys.stdin; sides ="
+                f' open("{split}.source", "w"), open("{split}.target", "w"); [print(*text.split(), file=side)'
+                f" for pair in ({_PAIRS[both[1].lower()]}) for side, text in zip(sides, pair)]"
+            )
+            command = f"python3 -X utf8 -c '{script}' < {shlex.quote(both.string)}"
+            raise ConfigError(f"{both.string} has both sides; this makes {split}.source and {split}.target: {command}")
+        if data.get(spoken) == "???" and (ending := _LANGUAGE.search(path)):
+            data[spoken] = ending[1]
+        if prefix and data[key] == "???":
+            data[key] = f"{prefix}.{data[spoken]}"
+    if data.get("source_language") == "???" and not data.get("train"):
+        data["source_language"] = "und"  # undetermined, of ISO 639: only tokenizer=paper asks for it
 
 
 def _typed(plain: dict[str, Any]) -> Config:

@@ -29,6 +29,10 @@ class ConfigError(ValueError):
     """A value that a user can get wrong: one line naming the key, the value and what is allowed."""
 
 
+class OutOfMemory(ConfigError):
+    """A batch that the memory of a GPU does not hold: one line naming the key, the value and a smaller one."""
+
+
 # `affects_result`: a run's numbers depend on the key. With another value it is another run, and a resume is refused.
 # The others are runtime keys and may change under a run: sentences and formulas stay the same; at most, sums of the
 # same precision are rounded in another order, and with bf16 other kernels round other intermediate results.
@@ -112,12 +116,22 @@ class Data:
     source: str = _any(path=True, optional=True, affects_result=False)  # which they are, their SHA-256 says
     source_language: str = _any(name=True, affects_result=True)
     target_language: str = _any(name=True, affects_result=True)
+    # Each stands for two of the six files below
+    train: str = _any(path=True, optional=True, affects_result=False, default="")
+    dev: str = _any(path=True, optional=True, affects_result=False, default="")
+    test: str = _any(path=True, optional=True, affects_result=False, default="")
     train_source: str = _any(path=True, optional=True, affects_result=True)
     train_target: str = _any(path=True, optional=True, affects_result=True)
     dev_source: str = _any(path=True, optional=True, affects_result=True)
     dev_target: str = _any(path=True, optional=True, affects_result=True)
     test_source: str = _any(path=True, optional=True, affects_result=True)
     test_target: str = _any(path=True, optional=True, affects_result=True)
+
+
+def language(name: str) -> str:
+    """A language without its script and region, in two letters: `zh` of `zh-Hans` and of `zho_Hans`."""
+    primary = re.split("[-_]", name.lower())[0]
+    return {"zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko"}.get(primary, primary)
 
 
 @dataclass
@@ -170,10 +184,10 @@ class Decoding:
 
 @dataclass
 class Wandb:
-    """Where the curves are shown."""
+    """Where the curves are shown; what is null is as W&B's own environment variables say."""
 
-    mode: str = _one_of("offline", "online", "disabled", affects_result=False)
-    project: str = _any(affects_result=False)
+    mode: str | None = _one_of("offline", "online", "disabled", affects_result=False)
+    project: str | None = _any(affects_result=False)
     entity: str | None = _any(affects_result=False)
 
 
@@ -192,7 +206,7 @@ class Bench:
 class Plan:
     """The hardware that `aiayn plan` reckons with."""
 
-    gpu: str = _one_of("a100", "h100", "h200", "b200", "l40s", "rtx4090", affects_result=False)
+    gpu: str = _one_of("a100", "h100", "h200", "b200", "l40s", "rtx4090", "rtx4080", "rtx4060", affects_result=False)
     gpus: int = _number(1, 100_000, affects_result=False)
     efficiency: float | None = _number(0.001, 1.0, affects_result=False)
     price_per_hour: float | None = _number(0.0, 1e6, affects_result=False)

@@ -28,6 +28,8 @@ GPUS = {
     "b200": Device(2250.0, 180.0),
     "l40s": Device(362.0, 48.0),
     "rtx4090": Device(165.2, 24.0),
+    "rtx4080": Device(97.5, 16.0),
+    "rtx4060": Device(30.2, 8.0),
 }
 # fp32 on one core with AVX-512 at 2.6 GHz: two units of 16 lanes, each multiplies and adds
 CORE = Device(0.166, None, 0.45, "measured: 75 GFLOP/s, base at scale mini on one core of an AMD EPYC")

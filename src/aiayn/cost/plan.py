@@ -45,7 +45,17 @@ def disks(planned: list[Estimate], corpus: CorpusStatistics, available: int) -> 
     return [Disk(keys[0], runs, free_bytes(output)), Disk(keys[1], corpus.to_write, free_bytes(prepared))]
 
 
-def refusals(planned: list[Estimate], written: list[Disk]) -> list[str]:
+def fitting(row: Estimate, corpus: CorpusStatistics, limit: float) -> str:
+    """What makes a run fit `limit` bytes: the largest half, quarter and so on of its micro-batch that does, if any."""
+    run = row.run
+    tokens = min(run.hardware.tokens_per_micro_batch, run.training.tokens_per_update)
+    while (tokens := tokens // 2) >= run.data.max_length:
+        if estimate(vary(run, hardware={"tokens_per_micro_batch": tokens}), corpus).memory <= limit:
+            return f"give {tokens}"
+    return "no value fits, give another plan.gpu"
+
+
+def refusals(planned: list[Estimate], written: list[Disk], corpus: CorpusStatistics) -> list[str]:
     """Everything that would stop a run later: folders of other runs, too little memory, too little disk."""
     found = []
     for row in planned:
@@ -57,7 +67,7 @@ def refusals(planned: list[Estimate], written: list[Disk]) -> list[str]:
         if limit and row.memory > limit * GIGA:
             found.append(
                 f"hardware.tokens_per_micro_batch={row.run.hardware.tokens_per_micro_batch}: {row.name} takes about"
-                f" {row.memory / GIGA:.1f} GB, a {row.run.plan.gpu} has {limit:g}; lower it"
+                f" {row.memory / GIGA:.1f} GB, a {row.run.plan.gpu} has {limit:g}; {fitting(row, corpus, limit * GIGA)}"
             )
     for disk in written:
         if disk.needed > disk.free:
@@ -87,7 +97,7 @@ def main(run: Config) -> None:
     turns = device_schedule.best_schedule(seconds, hardware.devices, most, available)
     written = disks(planned, corpus, available)
     print("\n".join(text(planned, turns, corpus, available, written)))
-    refused = refusals(planned, written)
+    refused = refusals(planned, written, corpus)
     if len(refused) > 1:
         print("\n".join(f"REFUSED: {line}" for line in refused))
     if failure:

@@ -6,7 +6,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiayn.core import storage
-from aiayn.data import moses_bpe, sentencepiece_bpe
+from aiayn.data import moses_bpe, parallel_text, sentencepiece_bpe
 from aiayn.data.dataset import SCHEMA, SIDES, STAGES, Dataset, digest, fingerprint
 from aiayn.data.moses_bpe import MosesBpe, load
 from aiayn.data.parallel_text import ALL, SPLITS, DataError, Files, Pair, Selection, Side, Split, Text, by_chunks, read
@@ -27,17 +26,10 @@ _Packed = tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]
 _OFFSET = np.dtype(np.int64)
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What text a corpus is made of: `identity` distinguishes it from any other, `text` gets it, once it is needed."""
-
-    identity: Mapping[str, str]
-    text: Callable[[], Text]
-
-
 def encode_corpus(
     folder: Path,
-    origin: Origin,
+    identity: Mapping[str, str],
+    text_of: Callable[[], Text],
     vocab_size: int,
     max_length: int,
     progress: Callable[[str], None],
@@ -46,19 +38,20 @@ def encode_corpus(
 ) -> Dataset:
     """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
 
-    The tokenizer is SentencePiece's or, given both languages as `moses`, the released code's. Drops training pairs with
-    a side of more than `max_length` tokens, EOS included. One process works, others wait. Raises DataError when the
-    text is unfit, or when `folder` is damaged or was prepared from something else.
+    `identity` distinguishes the text from any other, `text_of` gets it once it is needed. The tokenizer is
+    SentencePiece's or, given both languages as `moses`, the released code's. Drops training pairs with a side of more
+    than `max_length` tokens, EOS included. One process works, others wait. Raises DataError when the text is
+    unfit, or when `folder` is damaged or was prepared from something else.
     """
     vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
-    settings = {**vocabulary, "max_length": max_length, **selection.settings(), **origin.identity}
+    settings = {**vocabulary, "max_length": max_length, **selection.settings(), **identity}
     with ExitStack() as owner:
         if not (folder / "manifest.json").exists():
             owner.enter_context(storage.lock(folder / ".lock", wait=True, report=progress))
         if not (folder / "manifest.json").exists():  # nor has another process made it meanwhile
             storage.remove_unfinished(folder)
             stages = _Stages(folder, settings, progress)
-            text = origin.text()
+            text = text_of()
             if not stages.complete("tokenizer"):
                 for split in SPLITS:
                     _refuse_unfit(split, text[split], selection)
@@ -121,11 +114,11 @@ def refuse_changed(folder: Path, before: Mapping[str, Any], settings: Mapping[st
 
 def _refuse_unfit(split: Split, parts: Sequence[Files], selection: Selection) -> None:
     """DataError now, not after minutes of training a vocabulary, for which the whole training text is read."""
-    has_text = (bool(target) for _, target in read(split, parts, selection, Counter()))
+    dropped = Counter[str]()
+    has_text = (bool(target.strip()) for _, target in read(split, parts, selection, dropped))
     if not (any(has_text) if split == "train" else sum(has_text)):
-        words = f"scale.max_words is {selection.max_words}, scale.max_train_words {selection.max_train_words}"
-        remedy = f"{words}; scale.name=all scale.max_words=0 takes pairs of any length"
-        raise DataError(f"{parts[0].target} leaves no {split} pair with text on the target side ({remedy})")
+        why = f"dropped are {parallel_text.listed(dropped)}" if dropped else "no line of it holds text"
+        raise DataError(f"{parts[0].target} leaves no {split} pair with text on the target side: {why}")
 
 
 def _encode(
@@ -146,6 +139,7 @@ def _encode(
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size < 65_536 else np.int32)
     encoder = partial(_encoder, tokenizer.path, longest, dtype)
     counts: Counter[str] = Counter()
+    characters = [Counter[str]() for side in SIDES]  # of dev and test
     with ExitStack() as stack:
 
         def written(part: str, side: Side) -> BinaryIO:
@@ -154,7 +148,7 @@ def _encode(
         ids = {side: written("ids.npy", side) for side in SIDES}
         offsets = {side: written("offsets.npy", side) for side in SIDES}
         if split != "train":
-            pairs = _saving(pairs, [written("txt", side) for side in SIDES])
+            pairs = _saving(pairs, [written("txt", side) for side in SIDES], characters)
         for side in SIDES:
             _write_header(ids[side], dtype, 0)
             _write_header(offsets[side], _OFFSET, 0)
@@ -170,12 +164,21 @@ def _encode(
                 dropped["too long"] += number_read - len(lengths)
             progress(f"{split}: {counts['kept']} pairs encoded")
         if counts["kept"] == 0:
-            raise DataError(f"{parts[0].target} leaves no {split} pair of at most data.max_length={max_length} tokens")
+            raise DataError(
+                f"{parts[0].target}: no {split} pair has only data.max_length={max_length} tokens; raise it"
+            )
         for side in SIDES:
             _write_header(ids[side], dtype, counts[f"{side}_tokens"])
             _write_header(offsets[side], _OFFSET, counts["kept"] + 1)
+    if isinstance(tokenizer, Tokenizer):  # one UNK of which stands for neighbours too
+        for side, of_side in zip(SIDES, characters, strict=True):
+            counts[f"{side}_unknown"] = tokenizer.unseen(of_side)
+    lines = counts["kept"] + dropped.total()
+    if unusable := dropped - Counter({reason: dropped[reason] for reason in ("over max_words", "beyond pairs")}):
+        warning = "warning: " if unusable.total() > 0.1 * lines else ""
+        progress(f"{warning}{split}: {unusable.total()} of {lines} pairs are dropped: {parallel_text.listed(unusable)}")
     return {
-        "lines": counts["kept"] + dropped.total(),
+        "lines": lines,
         "kept": counts["kept"],
         "dropped": dict(dropped),
         **{f"{side}_{what}": counts[f"{side}_{what}"] for side in SIDES for what in ("tokens", "unknown")},
@@ -201,10 +204,11 @@ def _packed(sentences: Sequence[npt.NDArray[np.int32]], dtype: np.dtype[Any]) ->
     return packed.astype(dtype), np.array([len(ids) + 1 for ids in sentences], _OFFSET)
 
 
-def _saving(pairs: Iterator[Pair], files: Sequence[BinaryIO]) -> Iterator[Pair]:
+def _saving(pairs: Iterator[Pair], files: Sequence[BinaryIO], characters: Sequence[Counter[str]]) -> Iterator[Pair]:
     for pair in pairs:
-        for text, file in zip(pair, files, strict=True):
+        for text, file, counts in zip(pair, files, characters, strict=True):
             file.write(f"{text}\n".encode())
+            counts.update(text)
         yield pair
 
 

@@ -1,5 +1,6 @@
 """Parallel text, one sentence a line: in files or inside archives, read byte by byte and paired strictly."""
 
+import bz2
 import codecs
 import gzip
 import html
@@ -8,13 +9,13 @@ import re
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import resources
 from itertools import chain, zip_longest
 from pathlib import Path, PurePath
-from typing import IO, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from aiayn.core import storage
 from aiayn.core.process_pool import in_order
@@ -40,7 +41,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Files:
-    """Two sides: line n of `target` translates line n of `source`; plain, .gz, .xz, or segments of an .sgm."""
+    """Two sides: line n of `target` translates line n of `source`; plain or compressed, or segments of an .sgm."""
 
     source: Path | Member
     target: Path | Member
@@ -71,6 +72,18 @@ LARGEST_ARCHIVE = 2**35  # bytes unpacked, to a member's end: far above any of W
 PAIRS_AT_ONCE, CHARACTERS_AT_ONCE = 16_384, 2**23  # of a chunk that is in memory together
 MAX_PROCESSES = 8  # each holds about 75 MB, and one process that reads cannot feed more
 
+# What files are by their first bytes, whatever their names say
+_UNPACK: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+_NO_TEXT = re.compile(
+    rb"(?s)(?P<zstd>\x28\xb5\x2f\xfd)|(?P<zip>PK\x03\x04)|(?P<sevenzip>7z\xbc\xaf)|(?P<rar>Rar!\x1a)|(?P<tar>.{257}ustar)"
+    rb"|(?P<SQLite>SQLite format 3\0)|(?P<Parquet>PAR1\x15)|(?P<PDF>%PDF-)"
+)
+_REMEDIES = {
+    "over max_words": "scale.name=all scale.max_words=0 scale.max_train_words=0 takes pairs of any length",
+    "too long": "a larger data.max_length takes longer ones",
+    "invalid UTF-8": "`iconv -f CP1252 -t UTF-8 FILE > NEW` converts Latin-1 and CP1252",
+}
+
 _PACKAGE = Path(str(resources.files("aiayn.data")))
 
 EMBEDDED: dict[str, dict[Split, Files]] = {
@@ -84,10 +97,10 @@ def read_lines(path: Path | Member) -> Iterator[bytes]:
     """The lines of a file, without their ends, LF or CRLF alone, and without a UTF-8 byte order mark.
 
     Those of an .sgm are its segments as sacrebleu cleans them, entities resolved. Raises DataError for a file that is
-    missing, damaged, UTF-16 or no text.
+    missing, damaged, UTF-16, UTF-32 or no text.
     """
     lines = _raw_lines(path)
-    return _segments(path, lines) if str(path).endswith(".sgm") else lines
+    return _segments(lines) if str(path).endswith(".sgm") else lines
 
 
 def _raw_lines(path: Path | Member) -> Iterator[bytes]:
@@ -98,7 +111,9 @@ def _raw_lines(path: Path | Member) -> Iterator[bytes]:
                     raise DataError(f"{path}, line {number + 1}: more than {LONGEST_LINE} bytes, which is no sentence")
                 if number == 0:
                     if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line[:4]:
-                        raise DataError(f"{path} is UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`")
+                        width, order = 32 if b"\0\0" in line[:4] else 16, "BE" if line[0] in b"\0\xfe" else "LE"
+                        command = f"iconv -f UTF-{width}{order} -t UTF-8 {path} > {path}.utf8"
+                        raise DataError(f"{path} is UTF-{width}: convert it with `{command}`")
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
     except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
@@ -108,8 +123,8 @@ def _raw_lines(path: Path | Member) -> Iterator[bytes]:
 def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
     """The sentence pairs of two files, in order; lines read = pairs given + pairs counted in `dropped` by reason.
 
-    Pairs with an empty side or with invalid UTF-8 are dropped; where nothing may be dropped (`dropped` is None: dev and
-    test), empty sentences stay and invalid UTF-8 raises DataError. Different numbers of lines always do, at the end.
+    Pairs with an empty side, invalid UTF-8 or a NUL are dropped; where nothing may be dropped (`dropped` is None: dev
+    and test), empty sentences stay and the others raise DataError. Different numbers of lines always do, at the end.
     """
     source_lines = target_lines = 0
     for source, target in zip_longest(read_lines(files.source), read_lines(files.target)):
@@ -119,10 +134,13 @@ def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
             continue
         try:
             pair = source.decode(), target.decode()
-        except UnicodeDecodeError as error:
+            if any("\0" in side for side in pair):
+                raise ValueError("a NUL byte, which no text has")
+        except ValueError as error:
             if dropped is None:
-                raise DataError(f"{files.source} or {files.target}, line {source_lines}: {error}") from error
-            dropped["invalid UTF-8"] += 1
+                where = f"{files.source} or {files.target}, line {source_lines}"
+                raise DataError(f"{where}: {error}; {_REMEDIES['invalid UTF-8']}") from error
+            dropped["invalid UTF-8" if isinstance(error, UnicodeDecodeError) else "NUL byte"] += 1
         else:
             if dropped is None or all(side.strip() for side in pair):
                 yield pair
@@ -134,25 +152,24 @@ def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
         )
 
 
-def select(pairs: Iterable[Pair], max_words: int, max_pairs: int, dropped: Counter[str]) -> Iterator[Pair]:
-    """The first `max_pairs` short pairs, 0: all; the others are read, too, and counted in `dropped` by reason."""
-    kept = 0
-    for pair in pairs:
+def listed(dropped: Counter[str]) -> str:
+    """How many pairs are dropped, by reason, and a remedy."""
+    remedies = (f"; {_REMEDIES[reason]}" for reason, _ in dropped.most_common() if reason in _REMEDIES)
+    return ", ".join(f"{count} {reason}" for reason, count in dropped.most_common()) + next(remedies, "")
+
+
+def read(split: Split, parts: Sequence[Files], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:
+    """The pairs of a split that the selection leaves; the others are read, too, and counted in `dropped` by reason."""
+    train, kept = split == "train", 0
+    max_words = (train and selection.max_train_words) or selection.max_words
+    for pair in chain.from_iterable(read_pairs(files, dropped if train else None) for files in parts):
         if max_words and max(len(side.split()) for side in pair) > max_words:
             dropped["over max_words"] += 1
-        elif max_pairs and kept == max_pairs:
+        elif train and kept == selection.pairs > 0:
             dropped["beyond pairs"] += 1
         else:
             kept += 1
             yield pair
-
-
-def read(split: Split, parts: Sequence[Files], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:
-    """The pairs of a split that the selection leaves; the others are counted in `dropped` by reason."""
-    train = split == "train"
-    pairs = chain.from_iterable(read_pairs(files, dropped if train else None) for files in parts)
-    max_words = (train and selection.max_train_words) or selection.max_words
-    return select(pairs, max_words, selection.pairs if train else 0, dropped)
 
 
 def by_chunks(make: Callable[[], Callable[[list[Pair]], Answer]], pairs: Iterator[Pair]) -> Iterator[Answer]:
@@ -184,27 +201,29 @@ def fingerprints(splits: Text) -> dict[str, str]:
     }
 
 
-def _segments(path: Path | Member, lines: Iterator[bytes]) -> Iterator[bytes]:
+def _segments(lines: Iterator[bytes]) -> Iterator[bytes]:
     for line in lines:
         if line.startswith(b"<seg "):
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}: {error}") from error
+            text = line.decode(errors="surrogateescape")  # what is no UTF-8 stays so
             # As sacrebleu reads these files; it leaves the entities
             text = re.sub(r"\s+", " ", re.sub(r"<seg.*?>(.*)</seg>.*?", "\\1", text).strip())
-            yield html.unescape(text).replace("\n", " ").encode()
+            yield html.unescape(text).replace("\n", " ").encode(errors="surrogateescape")
 
 
 @contextmanager
-def _open(path: Path | Member) -> Iterator[IO[bytes] | gzip.GzipFile | lzma.LZMAFile]:
-    unpack: Any = {".gz": gzip.open, ".xz": lzma.open}.get(PurePath(str(path)).suffix, nullcontext)
-    with _member(path) if isinstance(path, Member) else path.open("rb") as stored, unpack(stored) as file:
-        yield file
+def _open(path: Path | Member) -> Iterator[Any]:
+    with _member(path) if isinstance(path, Member) else path.open("rb") as stored:
+        unpack = next((unpack for magic, unpack in _UNPACK.items() if stored.peek().startswith(magic)), nullcontext)
+        with unpack(stored) as file:
+            if kind := _NO_TEXT.match(file.peek(512)):
+                raise DataError(f"{path} is a {kind.lastgroup} file, not text: unpack or export it to plain text")
+            if unpack is nullcontext and PurePath(str(path)).suffix.lower() in (".gz", ".xz", ".bz2"):
+                raise OSError("it is not compressed, as its name says: rename it")
+            yield file
 
 
 @contextmanager
-def _member(member: Member) -> Iterator[IO[bytes]]:
+def _member(member: Member) -> Iterator[Any]:
     unpack = gzip.open if member.archive.suffix == ".tgz" else open
     with unpack(member.archive, "rb") as file, tarfile.open(fileobj=file, mode="r|", bufsize=2**20) as archive:
         for entry in archive:

@@ -10,8 +10,8 @@ from aiayn.config.folders import prepared_folder
 from aiayn.config.schema import Config, ConfigError, Data, Scale
 from aiayn.core import progress
 from aiayn.data import wmt14
-from aiayn.data.dataset import Dataset
-from aiayn.data.encoding import Origin, encode_corpus, refuse_changed
+from aiayn.data.dataset import SIDES, Dataset
+from aiayn.data.encoding import encode_corpus, refuse_changed
 from aiayn.data.parallel_text import EMBEDDED, SPLITS, Files, Selection, Text, fingerprints
 
 
@@ -33,14 +33,16 @@ def check(config: Config) -> None:
 
 
 def sources(data: Data) -> Text:
-    """The files of the three splits. ConfigError names a missing one."""
+    """The files of the three splits. ConfigError names one that is missing, or both sides at once."""
     if data.name in EMBEDDED and not data.train_source:
         return {split: [files] for split, files in EMBEDDED[data.name].items()}
-    paths = {split: [str(getattr(data, f"{split}_{side}")) for side in ("source", "target")] for split in SPLITS}
+    paths = {split: [str(getattr(data, f"{split}_{side}")) for side in SIDES] for split in SPLITS}
     for split, sides in paths.items():
-        for side, path in zip(("source", "target"), sides, strict=True):
+        for side, path in zip(SIDES, sides, strict=True):
             if not Path(path).is_file():
                 raise ConfigError(f"data.{split}_{side}={path!r}: no such file")
+        if Path(sides[0]).samefile(sides[1]):
+            raise ConfigError(f"data.{split}_target={sides[1]}: is data.{split}_source too; give a file for each side")
     return {split: [Files(*map(Path, sides))] for split, sides in paths.items()}
 
 
@@ -49,14 +51,14 @@ def prepare(config: Config, report: Callable[[str], None]) -> Dataset:
     data = config.data
     corpus = downloaded(data)
     if corpus is None:
-        text = sources(data)
-        origin = Origin(fingerprints(text), lambda: text)
+        text: Callable[[], Text] = partial(sources, data)
+        identity = fingerprints(text())
     else:
         check(config)
-        origin = Origin(wmt14.identity(corpus), partial(_downloaded_text, corpus, config, report))
+        identity, text = wmt14.identity(corpus), partial(_downloaded_text, corpus, config, report)
     moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
     into, chosen = prepared_folder(config), selection(config.scale)
-    return encode_corpus(into, origin, data.vocab_size, data.max_length, report, moses, chosen)
+    return encode_corpus(into, identity, text, data.vocab_size, data.max_length, report, moses, chosen)
 
 
 def selection(scale: Scale) -> Selection:

@@ -49,6 +49,11 @@ class Tokenizer:
         escaped = [line.translate(_ESCAPES) for line in lines]
         return self._processor.encode(escaped, out_type="numpy")  # type: ignore[no-any-return]
 
+    def unseen(self, characters: Counter[str]) -> int:
+        """How many of these characters were never seen in training."""
+        ids = self.encode([*characters])
+        return sum(count for count, of_one in zip(characters.values(), ids, strict=True) if UNK in of_one)
+
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence of token ids; UNK appears as U+2047 with spaces, what is no subword is silent."""
         # A model may have more embedding rows than there are subwords

@@ -1,6 +1,5 @@
 """`aiayn evaluate`: perplexity, bits per character and BLEU of a trained run on a split."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -11,13 +10,13 @@ from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config.folders import run_folder, variation
 from aiayn.config.schema import Config
 from aiayn.core import progress, storage
-from aiayn.data.dataset import Dataset, Pairs
+from aiayn.data.dataset import SIDES, Dataset, Pairs
 from aiayn.data.update_plan import evaluation_batches, gather
 from aiayn.evaluation import metrics
 from aiayn.evaluation.search import search
 from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.runs import checkpoint
-from aiayn.runs.models import compute_with, trained
+from aiayn.runs.models import compute_with, trained, within_memory
 
 HeldOut = Literal["dev", "test"]
 
@@ -44,8 +43,14 @@ def evaluate(
     model: TranslationModel, dataset: Dataset, split: HeldOut, config: Config, done: Callable[[int], None] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures of `result.json` for a split, and the translations, one for each line of it."""
+    for side in SIDES:
+        unseen, texts = dataset.manifest["splits"][split][f"{side}_unknown"], dataset.texts(split, side)
+        if unseen > 0.01 * sum(map(len, texts)):
+            print(f"warning: {unseen} {side} characters of {split} never occur in the training text", flush=True)
     pairs = dataset.pairs(split)
-    nats, tokens = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
+    tokens = len(pairs.target_ids)
+    with within_memory(config.hardware, "tokens_per_micro_batch", tokens, config.data.max_length):
+        nats, _ = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
     sentences = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
     texts = dataset.texts(split, "source")
     sources = [ids[:-1] if text.strip() else ids[:0] for ids, text in zip(sentences, texts, strict=True)]
@@ -57,7 +62,7 @@ def evaluate(
         "nats": nats,
         "tokens": tokens,
         "bits_per_character": metrics.bits_per_character(nats, sum(len(line) for line in references)),
-        **dataclasses.asdict(metrics.bleu(translations, references, config.data.target_language)),
+        **metrics.bleu(translations, references, config.data.target_language),
     }
     return figures, translations
 
@@ -82,9 +87,10 @@ def evaluate_trained(config: Config) -> tuple[Dataset, str]:
     counted = f"{figures['tokens']} tokens, {dataset.tokenizer.vocab_size} subwords, tokenizer={config.tokenizer}"
     print(f"perplexity {figures['ppl']:.3f} per token ({counted})")
     print(f"{figures['bits_per_character']:.4f} bits per character")
-    for kind, value in figures["bleu"].items():
+    for kind, signature in figures["signatures"].items():
+        value = f"{figures['bleu'][kind]:6.2f}" if kind in figures["bleu"] else "     –"
         interval = f"  95 % interval {low:.2f} to {high:.2f}" if kind == "sacrebleu" else ""
-        print(f"BLEU {kind:9} {value:6.2f}{interval}  {figures['signatures'][kind]}")
+        print(f"BLEU {kind:9} {value}{interval}  {signature}")
     # Only now: where the folder may not be written the figures are known all the same
     storage.write_json(folder / f"evaluation-{name}.json", {"steps": updates, **figures})
     storage.write_text(folder / f"translations-{name}.txt", "".join(line + "\n" for line in translations))

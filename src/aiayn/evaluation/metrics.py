@@ -4,14 +4,20 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import sacrebleu
 import sacremoses
 
+from aiayn.config.schema import language as primary
 from aiayn.data.moses_bpe import moses
+
+# sacreBLEU's own choice by languages; 13a for the others
+_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+# Written without blanks between words: their Moses tokens are whole clauses
+_UNSPACED = ("zh", "ja", "th", "lo", "km", "my", "bo")
 
 
 def perplexity(nats: float, tokens: int) -> float:
@@ -28,15 +34,6 @@ def bits_per_character(nats: float, characters: int) -> float:
     return nats / math.log(2) / characters
 
 
-@dataclass(frozen=True)
-class Bleu:
-    """BLEU (0 to 100) as `paper`, `sacrebleu` (13a) and `intl`; their signatures; bootstrap interval of the 13a one."""
-
-    bleu: dict[str, float]
-    bleu_ci95: list[float]
-    signatures: dict[str, str]
-
-
 @functools.lru_cache(maxsize=8192)  # every run of a sweep has the same references
 def paper_tokens(line: str, language: str) -> str:
     """The line as the authors scored it: Moses tokens; hyphenated compounds of German split as `a ##AT##-##AT## b`."""
@@ -48,28 +45,38 @@ def paper_tokens(line: str, language: str) -> str:
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens) if language == "de" else tokens
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Bleu:
-    """Corpus BLEU of detokenised, cased text; `paper` takes Moses tokens of `language`. ValueError unless both pair."""
+def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
+    """Corpus BLEU (0 to 100) of detokenised, cased text, as `result.json` has it. ValueError unless both pair.
+
+    `bleu` has `paper`, of Moses tokens of `language`, `sacrebleu` and `intl`; `signatures` says how each is made;
+    `bleu_ci95` is the bootstrap interval of sacreBLEU's own.
+    """
     if len(hypotheses) != len(references) or not references:
         counts = f"{len(hypotheses)} hypotheses and {len(references)} references"
         raise ValueError(f"{counts}: BLEU needs as many, and at least one; translate the whole split again")
+    language = primary(language)
+    own = _TOKENIZERS.get(language, "13a")
     tokenized = [[paper_tokens(line, language) for line in lines] for lines in (hypotheses, references)]
     scores, signatures = {}, {}
     # multi-bleu does not smooth; `force` says that tokenised text is meant
-    for kind, tokenize, smooth in (("paper", "none", "none"), ("sacrebleu", "13a", "exp"), ("intl", "intl", "exp")):
+    for kind, tokenize, smooth in (("paper", "none", "none"), ("sacrebleu", own, "exp"), ("intl", "intl", "exp")):
         scorer = sacrebleu.BLEU(tokenize=tokenize, smooth_method=smooth, force=True)
         ours, theirs = tokenized if kind == "paper" else (hypotheses, references)
         scores[kind] = scorer.corpus_score(ours, [theirs]).score
         signatures[kind] = str(scorer.get_signature())
     compounds = "-compounds" if language == "de" else ""
     signatures["paper"] += f"|moses:sacremoses-{sacremoses.__version__}-{language}{compounds}"
-    return Bleu(scores, _confidence_interval(hypotheses, references), signatures)
+    if language in _UNSPACED:
+        del scores["paper"]
+        signatures["paper"] = f"none: it counts words between blanks, which {language} is written without"
+    interval = _confidence_interval(own, hypotheses, references)
+    return {"bleu": scores, "bleu_ci95": interval, "signatures": signatures}
 
 
-def _confidence_interval(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """The 2.5th and 97.5th percentile of 13a BLEU over 1000 resamples of the sentences; always the same two."""
+def _confidence_interval(tokenize: str, hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """The 2.5th and 97.5th percentile of sacreBLEU's over 1000 resamples of the sentences; always the same two."""
     # sacrebleu's own bootstrap gives a symmetric interval
-    counts = _counts("13a", hypotheses, references)
+    counts = _counts(tokenize, hypotheses, references)
     random = np.random.default_rng(0)
     resamples = (counts[random.integers(len(counts), size=len(counts))].sum(0) for _ in range(1000))
     scores = [bleu_of_counts(sums, smooth_method="exp") for sums in resamples]

@@ -13,6 +13,7 @@ from aiayn.config.schema import Decoding, Hardware
 from aiayn.data.sentencepiece_bpe import BOS, EOS
 from aiayn.paper.beam_search import Hypothesis, beam_search
 from aiayn.paper.decoding import Decoder, TransformerDecoder
+from aiayn.runs.models import within_memory
 
 
 def search(
@@ -29,7 +30,10 @@ def search(
     decoder: Decoder = RecurrentDecoder(model) if isinstance(model, RecurrentModel) else TransformerDecoder(model)
     options |= {"bf16": precision == "bf16", "tokens_per_batch": hardware.tokens_per_search, "bos": BOS, "eos": EOS}
     options["threads"] = 0 if hardware.accelerator == "gpu" else hardware.threads
-    return translate_ids(decoder, sources, **options, done=done)
+    # What a GPU keeps of each hypothesis grows with its output, which may be long where the source is short
+    options["output_tokens"] = decoding.max_extra if hardware.accelerator == "gpu" else 0
+    with within_memory(hardware, "tokens_per_search", sum(len(ids) + 1 + options["output_tokens"] for ids in sources)):
+        return translate_ids(decoder, sources, **options, done=done)
 
 
 def translate_ids(
@@ -38,6 +42,7 @@ def translate_ids(
     *,
     tokens_per_batch: int,
     eos: int,
+    output_tokens: int = 0,
     bf16: bool = False,
     threads: int = 0,
     done: Callable[[int], None] | None = None,
@@ -46,12 +51,13 @@ def translate_ids(
     """The best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
 
     Sentences of similar length are searched together, longest first, as many as `tokens_per_batch` source tokens hold,
-    EOS and padding counted, at least one. `done` gets how many more are done; `options` are for `beam_search`.
+    EOS, padding and `output_tokens` of each counted, at least one. `done` gets how many more are done; `options` are
+    for `beam_search`.
     """
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
     rest, batches = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)], list[np.ndarray]()
     while len(rest):
-        batch, rest = np.split(rest, [max(1, tokens_per_batch // (int(lengths[rest[0]]) + 1))])
+        batch, rest = np.split(rest, [max(1, tokens_per_batch // (int(lengths[rest[0]]) + output_tokens + 1))])
         batches.append(batch)
 
     def search_batch(batch: np.ndarray) -> list[Hypothesis]:

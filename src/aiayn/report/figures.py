@@ -1,4 +1,4 @@
-"""The figures of a table of runs: learning curves, the paper against ours, lengths, positions."""
+"""The figures of a table of runs: learning curves, the paper against ours, lengths."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -151,29 +150,6 @@ def lengths(table: Table, counts: Counts, source_words: Sequence[int]) -> Figure
     axes.set_xticks(range(len(ends)), named)
     axes.set(xlabel="words of the source", ylabel="BLEU", title=f"Length against BLEU, {conditions(table)}")
     _legend(figure, axes, **_BELOW)
-    return figure
-
-
-def positions(tables: Mapping[str, npt.NDArray[Any]]) -> Figure:
-    """Tables of positional vectors (positions, d_model) as pictures; below, which offsets are rotations.
-
-    PE(pos + k) is a rotation of PE(pos), the same for all pos, just where the angle between them depends on k alone.
-    """
-    figure = Figure(figsize=(6.8, 4.0 + 1.3 * len(tables)))
-    *pictures, below = figure.subplots(len(tables) + 1)
-    for axes, (name, vectors) in zip(pictures, tables.items(), strict=True):
-        bound = float(np.quantile(np.abs(vectors), 0.99))
-        axes.imshow(vectors.T, aspect="auto", cmap="RdBu", vmin=-bound, vmax=bound, interpolation="nearest")
-        axes.grid(visible=False)
-        axes.set(title=f"{name}, by position", ylabel="dimension")
-    for shade, (name, vectors) in zip((INK, PAPER_COLOUR, "#3e6e8e"), tables.items(), strict=False):
-        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        cosines = [np.diagonal(unit @ unit.T, k) for k in range(len(vectors) // 2)]
-        low, mean, high = ([reduce(of_k) for of_k in cosines] for reduce in (np.min, np.mean, np.max))
-        below.fill_between(range(len(mean)), low, high, color=shade, alpha=0.2, linewidth=0)
-        below.plot(mean, color=shade, label=name)
-    below.legend(loc="upper right")
-    below.set(title="Cosine of PE(pos) and PE(pos + k): mean, and range over pos", xlabel="position, or offset k")
     return figure
 
 

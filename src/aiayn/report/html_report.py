@@ -3,8 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -14,9 +12,8 @@ from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
 from aiayn.data.dataset import Dataset
 from aiayn.data.parallel_text import DataError
-from aiayn.paper.layers import sinusoids
 from aiayn.report import curves, figure_files, figures, ladder_figure
-from aiayn.runs import checkpoint, records
+from aiayn.runs import records
 from aiayn.runs.records import printable
 from aiayn.tables import beyond, formats, paper_claims, table3
 from aiayn.tables.paper_claims import Counts, Finding
@@ -54,18 +51,6 @@ def on_dev(run: Config, table: Table) -> tuple[list[int], Counts, str]:
         return [], {}, f"No paired bootstrap: {printable(str(error))}"
 
 
-def learned_positions(table: Table, folder: Path) -> dict[str, Any]:
-    """The positional vectors that the first finished run of row E with a checkpoint has learned."""
-    row = next(line for line in table.lines if line.config.model.positions == "learned")
-    for run in row.finished:
-        with suppress(storage.StorageError, OSError):
-            newest = checkpoint.newest(folder / row.name / f"seed{run['seed']}" / "checkpoints")
-            weights = checkpoint.average(newest) if newest else {}
-            sides = {side: weights.get(f"transformer.{side}_positions.weight") for side in ("source", "target")}
-            return {f"Learned, {side} side": found.numpy()[:64] for side, found in sides.items() if found is not None}
-    return {}
-
-
 def sections(run: Config, table: Table, others: Table | None) -> list[Section]:
     """The parts of the report, each with its figures by name, drawn and not written yet; without what is damaged."""
     folder, lines = folders.sweep_folder(run), (*table.lines, *(others.lines[1:] if others else ()))
@@ -83,15 +68,13 @@ def sections(run: Config, table: Table, others: Table | None) -> list[Section]:
         for axis, quantity in itertools.product(curves.AXES, curves.QUANTITIES)
     }
     lengths = {"lengths": figures.lengths(table, counts, words)} if counts else {}
-    vectors = {"Sinusoids (3.5)": sinusoids(64, table.base.trained.model.d_model).numpy()}
-    positions = {"positions": figures.positions(vectors | learned_positions(table, folder))}
     parts = [
         _tabled(formats.layout(table), "Table 3, paper and ours"),
         _claims("The paper's claims", [test, bootstrap], paper_claims.check(table, counts)),
         Section("By scale", figures=ladders.items()),
         Section("Paper against ours", [formats.rank_sentence(table)], figures=compared.items()),
         Section("Learning curves", figures=curved.items()),
-        Section("Lengths and positions", figures=(lengths | positions).items()),
+        Section("Lengths", figures=lengths.items()),
     ]
     if others:
         findings = paper_claims.check(others, counts, beyond.CLAIMS)

@@ -4,6 +4,8 @@ import errno
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from itertools import islice
 
@@ -12,14 +14,13 @@ from aiayn.core.process_pool import cores
 
 # Below the ephemeral ports, which kernels hand out: a rank binds its port seconds after it was chosen
 PORTS = range(20000, 30000)
+POLL_SECONDS = 0.1
 
 
 def names(hardware: Hardware, limit: int = 0) -> list[str]:
     """The devices here for such runs, or `limit` of them: GPUs by UUID, groups of cores; ConfigError if too few."""
     if hardware.accelerator == "gpu":
         seen = gpus()
-        if not seen:
-            raise ConfigError(f"hardware={hardware.name}: torch sees no GPU here; give hardware=cpu")
         if limit > len(seen):
             raise ConfigError(f"hydra.launcher.devices={limit}: must be at most {len(seen)}, the GPUs that torch sees")
         return seen[: limit or None]
@@ -34,11 +35,16 @@ def warn_of_threads(hardware: Hardware, devices: int) -> None:
 
 
 def gpus() -> list[str]:
-    """The GPUs that a worker would see, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs that a worker would see, as CUDA_VISIBLE_DEVICES names them; ConfigError with torch's reason if none."""
     listed = "(f'GPU-{torch.cuda.get_device_properties(n).uuid}' for n in range(torch.cuda.device_count()))"
+    code = f"import torch; torch.cuda.init(); print(*{listed})"
     # Another process asks, so that this one starts no CUDA of its own
-    asked = [sys.executable, "-P", "-c", f"import torch; print(*{listed})"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
+    asked = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        reason = asked.stderr.strip().rpartition("\n")[2].partition(": ")[2]
+        remedy = "give hardware=cpu, for a run trained in bf16 hardware.precision=bf16-mixed too"
+        raise ConfigError(f"hardware=gpu: torch sees no GPU here: {reason}; {remedy}")
+    return asked.stdout.split()
 
 
 class Pool:
@@ -64,6 +70,17 @@ class Pool:
             held.enter_context(stack.pop_all())
         # With all of them the workers see what this process sees, under whatever name
         return {"CUDA_VISIBLE_DEVICES": ",".join(got)} if self.gpu and len(got) < len(self.names) else {}
+
+    def wait(self, count: int, held: ExitStack, check: Callable[[], None] = lambda: None) -> dict[str, str]:
+        """What `take` gives, as soon as so many are free; says once that it waits. `check` may raise meanwhile."""
+        seeing = self.take(count, held)
+        if seeing is None:
+            print("waiting for a GPU: other commands have them", file=sys.stderr, flush=True)
+        while seeing is None:
+            check()
+            time.sleep(POLL_SECONDS)
+            seeing = self.take(count, held)
+        return seeing
 
 
 def port(held: ExitStack) -> int:

@@ -23,7 +23,6 @@ FOREIGN = (
 )
 # How long the ranks that are left may take to notice that one has failed: enough to end on their own, and no longer.
 GRACE_SECONDS = 15.0
-POLL_SECONDS = 0.1
 
 
 @dataclass

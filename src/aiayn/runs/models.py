@@ -1,8 +1,11 @@
 """A run's model: built from its configuration, loaded from its checkpoints, averaged; and how this process computes."""
 
+import contextlib
 import ctypes
 import dataclasses
 import gc
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,12 +14,13 @@ from aiayn.alternatives.parts import transformer
 from aiayn.alternatives.recurrent import RecurrentModel, TranslationModel
 from aiayn.config.compose import unscaled
 from aiayn.config.folders import in_other_precisions, run_folder
-from aiayn.config.schema import Config, ConfigError
+from aiayn.config.schema import Config, ConfigError, Hardware, OutOfMemory
 from aiayn.data.dataset import Dataset
 from aiayn.data.prepare import prepare
-from aiayn.runs import checkpoint, jobs
+from aiayn.runs import checkpoint, devices, jobs
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+HELD = contextlib.ExitStack()  # the GPU of this process, until it ends
 
 
 def compute_with(threads: int) -> None:
@@ -32,6 +36,25 @@ def compute_with(threads: int) -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_MMAP_THRESHOLD, 2**25)  # no more is taken
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def take_gpu(hardware: Hardware) -> None:
+    """Takes one GPU for this process until it ends, as a run would; ConfigError where there is none."""
+    if hardware.accelerator == "gpu":
+        pool = devices.Pool(dataclasses.replace(hardware, devices=1), devices.names(hardware))
+        os.environ.update(pool.wait(1, HELD))
+
+
+@contextlib.contextmanager
+def within_memory(hardware: Hardware, key: str, tokens: int, least: int = 1) -> Iterator[None]:
+    """Inside, a batch that a GPU cannot hold is OutOfMemory: of all `tokens`, half as many as now are to be tried."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        value = getattr(hardware, key)
+        half = max((used := min(value, tokens)) // 2, least)
+        remedy = f"give hardware.{key}={half}" if half < used else "no less is possible: it needs a larger GPU"
+        raise OutOfMemory(f"hardware.{key}={value}: a batch does not fit the GPU's memory; {remedy}") from error
 
 
 def build(config: Config, vocab_size: int) -> TranslationModel:
@@ -80,6 +103,7 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path]:
         if config.training.keep_checkpoints >= config.average:
             more = "train longer, or with a smaller training.checkpoint_every"
         raise ConfigError(f"average={config.average}: {folder} keeps only {len(paths)}; {more}")
+    take_gpu(config.hardware)
     dataset = prepare(config, lambda message: None)
     jobs.check_data(folder, dataset.sha256)
     model = build(config, dataset.tokenizer.vocab_size)

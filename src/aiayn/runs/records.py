@@ -41,7 +41,8 @@ _KINDS = (
     (dict, "config config.model config.training config.scale config.data device_seconds"),
     (str, "experiment scale data"),
     (int, "seed params params_at_40960_rows steps"),
-    (int | float, "train_seconds dev.ppl dev.bits_per_character dev.bleu.paper dev.bleu.sacrebleu dev.bleu.intl"),
+    (int | float, "train_seconds dev.ppl dev.bits_per_character dev.bleu.sacrebleu dev.bleu.intl"),
+    (int | float | None, "dev.bleu.paper"),
 )
 _LARGEST = 1e60  # its fourth power is still a number: variances are squared
 _TAIL_BYTES = 4096
@@ -174,7 +175,8 @@ def row_line(config: Config, run: Run) -> str:
     start = f"{folders.label(config):<19} seed {run.seed}  {run.status}"
     if run.result is None:
         return f"{start}  {run.cause or f'after {run.steps_done:,} updates'}"
-    ppl, bleu = number_text(run.result["dev"]["ppl"], 2), number_text(run.result["dev"]["bleu"]["paper"], 1)
+    bleus = run.result["dev"]["bleu"]  # the paper's has no meaning for some languages
+    ppl, bleu = number_text(run.result["dev"]["ppl"], 2), number_text(bleus.get("paper", bleus["sacrebleu"]), 1)
     is_row = "+" not in run.experiment and comparable(config.scale, dataclasses.asdict(config.data))
     paper = config.paper if is_row else Paper()
     their_ppl = f" (paper {paper.ppl:.2f})" if paper.ppl is not None else ""

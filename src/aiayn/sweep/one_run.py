@@ -2,6 +2,7 @@
 
 import sys
 import time
+from functools import partial
 
 from aiayn.config import folders
 from aiayn.config.schema import Config
@@ -22,22 +23,17 @@ def run_here(run: Config) -> int:
         jobs.check_folder(run)
         if _is_finished(run):
             return DONE
-        # Jobs of a launcher that knows nothing of GPUs wait here for theirs
-        while (seeing := pool.take(run.hardware.devices, held)) is None:
-            if stop.asked:
-                slurm.requeue_after(stop.asked)
-            stop.check()
-            time.sleep(jobs.POLL_SECONDS)
+        seeing = pool.wait(run.hardware.devices, held, partial(_stop_if_asked, stop))
         job = jobs.start(run, None, held, seeing)
         try:
             while not job.ended():
                 if stop.asked:
                     job.stop(stop.asked)
-                time.sleep(jobs.POLL_SECONDS)
+                time.sleep(devices.POLL_SECONDS)
         except BaseException:  # submitit requeues and exits in its own handler of a signal
             job.stop("SIGTERM")
             while not job.ended():
-                time.sleep(jobs.POLL_SECONDS)
+                time.sleep(devices.POLL_SECONDS)
             raise
         code = jobs.close(job)
     if code == INTERRUPTED:
@@ -45,6 +41,11 @@ def run_here(run: Config) -> int:
     elif code != DONE and (job.folder / records.FAILURE).exists():
         print(f"aiayn: {records.failure(job.folder)['cause']}", file=sys.stderr)
     return code
+
+
+def _stop_if_asked(stop: signals.StopFlag) -> None:
+    slurm.requeue_after(stop.asked)
+    stop.check()
 
 
 def _is_finished(run: Config) -> bool:

@@ -147,7 +147,7 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
 
 def rank_correlation(table: Table, metric: Metric) -> Correlation | None:
     """Spearman's rho between the paper's figures and ours over the finished rows; None below `MIN_ROWS` of them."""
-    finished = [line for line in table.lines if line.finished]
+    finished = [line for line in table.lines if line.values(KEYS[metric])]
     return correlation([line.papers(metric) for line in finished], [line.values(KEYS[metric]) for line in finished])
 
 

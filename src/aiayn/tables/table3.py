@@ -100,8 +100,9 @@ class Line:
         return [(name, status, printable(detail)) for name, (_, status, detail) in zip(names, notes, strict=True)]
 
     def values(self, key: str) -> list[float]:
-        """A figure of the row's results, by its dotted key: one for each finished seed."""
-        return [float(look_up(result, key)) for result in self.finished]
+        """A figure of the row's results, by its dotted key: one for each finished seed that has it."""
+        found = (look_up(result, key) for result in self.finished)
+        return [float(value) for value in found if value is not None]
 
     def measured(self, key: str) -> Measured | None:
         """The same over the seeds; None when none is finished."""

@@ -46,6 +46,8 @@ class Record(pl.Callback):
             )
         if writes:
             storage.write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        for row in rows:  # a view shows each update once, and may have lost any of them
+            view(row)
         self.measured = {row["step"] for row in rows if "dev/ppl" in row}
         self.source_tokens = sum(row["source_tokens"] for row in updates.values())
         self.target_tokens = sum(row["target_tokens"] for row in updates.values())

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import pytorch_lightning as pl
@@ -16,7 +15,7 @@ from aiayn.paper.batch import to_host
 from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.schedule import learning_rate
 from aiayn.paper.transformer import Transformer
-from aiayn.training.gradient_sum import GradientSum
+from aiayn.training.gradient_sum import sum_gradients
 from aiayn.training.lightning_data import Update
 
 
@@ -74,7 +73,7 @@ class LightningTransformer(pl.LightningModule):
         optimizer.zero_grad()
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, nats, ranks that want to stop
         sums[2].fill_(int(self.wants_to_stop()))  # assigned, it would be copied, and the GPU waited for
-        for number, batch in enumerate(update.batches, 1):
+        for batch in update.batches:
             loss, nats = label_smoothed_cross_entropy(
                 self.transformer.hidden(batch, (self.seed, update.number)),
                 self.transformer.embedding.weight,
@@ -82,14 +81,12 @@ class LightningTransformer(pl.LightningModule):
                 self.recipe.label_smoothing,
                 compiled=isinstance(self.transformer, Transformer) and self.transformer.is_compiled(),
             )
-            if self.ranks > 1 and number == len(update.batches):
-                self.gradient_sum.expect()
             # Paper: silent on how losses are averaged; the released code divides by the whole update's tokens
             with torch.autocast(self.device.type, enabled=False):  # as torch recommends: in the types of forward
                 (loss / update.target_tokens).backward()  # type: ignore[no-untyped-call]
             sums[:2] += torch.stack((loss.detach().double(), nats.double()))
         if self.ranks > 1:
-            self.gradient_sum.finish()
+            sum_gradients(self.transformer.parameters())
             torch.distributed.all_reduce(sums)
         eq_3 = learning_rate(update.number + 1, self.transformer.d_model, self.recipe.warmup_steps)
         rate = self.recipe.learning_rate_factor * eq_3
@@ -138,9 +135,3 @@ class LightningTransformer(pl.LightningModule):
         self.load_state_dict(checkpoint["state_dict"])
         self.restored = checkpoint["optimizer_states"]
         self.updates_done = checkpoint["updates_done"]
-
-    @cached_property
-    def gradient_sum(self) -> GradientSum:
-        """The sum of the gradients over the ranks; the embedding is used first, and its gradient comes last."""
-        named = sorted(self.transformer.named_parameters(), key=lambda one: one[0].startswith(("encoder.", "decoder.")))
-        return GradientSum([parameter for _, parameter in named])

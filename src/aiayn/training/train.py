@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import sys
+import sysconfig
 import time
 import traceback
 import warnings
@@ -22,7 +23,7 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config import compose, folders
-from aiayn.config.schema import Config, ConfigError
+from aiayn.config.schema import Config, ConfigError, OutOfMemory
 from aiayn.core import exit_codes, progress, signals, storage
 from aiayn.core.signals import StopFlag
 from aiayn.data.dataset import Dataset
@@ -32,7 +33,7 @@ from aiayn.data.update_plan import rows_of_part
 from aiayn.evaluation.evaluate import evaluate, teacher_forced_nats
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint, jobs, records
-from aiayn.runs.models import build, compute_with, parameters
+from aiayn.runs.models import build, compute_with, parameters, within_memory
 from aiayn.training.callbacks import Bar, Dev, Record, Save
 from aiayn.training.lightning_data import interruptible, updates
 from aiayn.training.lightning_model import LightningTransformer, NonFinite
@@ -46,6 +47,7 @@ PACKAGES = (
 PEER_SECONDS = 2.0
 # Every other error is ours: it leaves a traceback
 CODES = {
+    OutOfMemory: exit_codes.FAILED,
     NonFinite: exit_codes.NON_FINITE,
     DataError: exit_codes.BAD_DATA,
     storage.StorageError: exit_codes.STORAGE,
@@ -64,6 +66,8 @@ def train(run: Config, folder: Path) -> None:
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks != run.hardware.devices:
         raise ConfigError(f"hardware.devices={run.hardware.devices}: torchrun started {ranks} ranks; start as many")
+    if run.hardware.accelerator == "gpu":
+        check_gpu(run)
     compute_with(run.hardware.threads)
     with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as report:
         dataset = prepare(run, report)
@@ -84,6 +88,19 @@ def train(run: Config, folder: Path) -> None:
             stop.check()  # it came during the last update
         if rank == 0:
             finish(run, folder, module.transformer, dataset, record)
+
+
+def check_gpu(run: Config) -> None:
+    """ConfigError where a GPU lacks bf16, or this machine what Triton compiles with (as its runtime/build.py looks)."""
+    if run.hardware.precision == "bf16-mixed" and torch.cuda.get_device_capability() < (8, 0):
+        remedy = "hardware.precision=32-true hardware.compile=false"
+        raise ConfigError(f"hardware.precision=bf16-mixed: needs an Ampere GPU or a newer one; give {remedy}")
+    header = sysconfig.get_path("include") + "/Python.h"
+    compilers = [f"{folder}/{name}" for folder in os.get_exec_path() for name in ("gcc", "clang")]
+    has_compiler = "CC" in os.environ or any(map(os.path.exists, compilers))
+    if run.hardware.compile and run.model.in_table3 and not (has_compiler and os.path.exists(header)):
+        lacking = header if has_compiler else "gcc or clang"
+        raise ConfigError(f"hardware.compile=true: there is no {lacking}; install it, or give hardware.compile=false")
 
 
 def fit(
@@ -142,7 +159,8 @@ def fit(
         rank=int(os.environ.get("RANK", 0)),
         ranks=ranks,
     )
-    with bar.progress:  # off the screen before an error is printed
+    fitting = within_memory(run.hardware, "tokens_per_micro_batch", training.tokens_per_update, run.data.max_length)
+    with fitting, bar.progress:  # off the screen before an error is printed
         trainer.fit(module, interruptible(stream, stop, ranks))
 
 
@@ -191,7 +209,8 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     storage.write_json(folder / "result.json", result)
-    print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {figures['bleu']['paper']:.2f}", flush=True)
+    bleu = figures["bleu"].get("paper", figures["bleu"]["sacrebleu"])
+    print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {bleu:.2f}", flush=True)
 
 
 def devices_at_work(run: Config) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aiayn.config import folders
-from aiayn.config.schema import Config, ConfigError
+from aiayn.config.schema import Config, ConfigError, vary
 from aiayn.core import storage
 from aiayn.data import prepare
 from aiayn.runs import records
@@ -31,19 +31,32 @@ def dev_row(figures: dict[str, Any]) -> dict[str, float]:
     return {
         "dev/ppl": figures["ppl"],
         "dev/bits_per_character": figures["bits_per_character"],
-        "dev/bleu": figures["bleu"]["paper"],
+        "dev/bleu": figures["bleu"].get("paper", figures["bleu"]["sacrebleu"]),
         "dev/bleu_sacrebleu": figures["bleu"]["sacrebleu"],
         "dev/bleu_intl": figures["bleu"]["intl"],
     }
 
 
+def variable(name: str, default: str) -> str:
+    """The value of W&B's own environment variable, `WANDB_<name>`; `default` where it is missing or empty."""
+    return os.environ.get(f"WANDB_{name}") or default
+
+
+def resolved(run: Config) -> Config:
+    """The run with what its section `wandb` leaves open as W&B's own variables have it, or else as ours."""
+    mode = variable("MODE", "offline") if variable("DISABLED", "0").lower() in ("0", "false", "no") else "disabled"
+    mode = run.wandb.mode or {"dryrun": "offline", "run": "online"}.get(mode, mode)
+    project, entity = run.wandb.project or variable("PROJECT", "aiayn"), run.wandb.entity or variable("ENTITY", "")
+    return vary(run, wandb={"mode": mode, "project": project, "entity": entity or None})
+
+
 def group(run: Config) -> str:
     """The W&B group of all runs of one table: those on the text and the vocabulary prepared here. Or ConfigError."""
+    if asked := variable("RUN_GROUP", ""):
+        return asked
     sha256 = prepare.sha256(run)
     if sha256 is None:
-        raise ConfigError(
-            f"prepared={run.prepared}: holds no corpus for these runs; `aiayn prepare` with the same words"
-        )
+        raise ConfigError(f"prepared={run.prepared}: holds no corpus for these runs; `aiayn prepare` makes it")
     return f"{folders.setting(run)}-{run.scale.name}-{sha256[:8]}"
 
 
@@ -63,6 +76,7 @@ def identity(folder: Path) -> str:
 @contextmanager
 def view(run: Config, folder: Path, rank: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that shows rows in W&B; silent when disabled. When W&B is out of order one line says so, once."""
+    run = resolved(run)
     if run.wandb.mode == "disabled" or rank > 0:
         yield lambda row: None
         return
@@ -88,34 +102,45 @@ def _report(cause: str) -> None:
 def _show(run: Config, folder: Path, rows: Rows) -> None:
     try:
         os.environ.setdefault("WANDB_SILENT", "true")
+        # An agent of `wandb sweep` waits for the run that it has named: W&B takes WANDB_RUN_ID
+        own_id = None if os.environ.get("WANDB_SWEEP_ID") else identity(folder)
+        ours = ("RESUME", "CONSOLE", *(["RUN_ID"] if own_id else []))
+        if unused := [f"WANDB_{name}" for name in ours if variable(name, "")]:
+            print(f"W&B: {', '.join(unused)}: not used, each run has an id of its own and is resumed", flush=True)
+        kept = Path(variable("DIR", str(folder)))
         if run.wandb.mode == "offline":
-            os.environ["WANDB_ERROR_REPORTING"] = "false"  # or it would send its own telemetry even then
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # or it would send its own telemetry even then
+            for earlier in storage.listed(kept / "wandb", f"offline-run-*-{own_id}"):  # all that it has is shown again
+                storage.remove(earlier)
         import wandb
 
         name = run.experiment + folders.variation(run)
+        tags = {run.experiment, row_group(run.experiment), run.scale.name, folders.setting(run)}
         logged = wandb.init(
             project=run.wandb.project,
             entity=run.wandb.entity,
-            mode="online" if run.wandb.mode == "online" else "offline",
-            dir=folder,
-            # An agent of `wandb sweep` waits for the run that it has named: W&B takes WANDB_RUN_ID
-            id=None if os.environ.get("WANDB_SWEEP_ID") else identity(folder),
-            name=f"{name} seed {run.seed}",
+            mode=run.wandb.mode,  # type: ignore[arg-type]
+            dir=kept,
+            id=own_id,
+            name=variable("NAME", f"{name} seed {run.seed}"),
             group=group(run),
-            job_type="train",
-            tags=sorted({run.experiment, row_group(run.experiment), run.scale.name, folders.setting(run)}),
+            job_type=variable("JOB_TYPE", "train"),
+            tags=variable("TAGS", ",".join(sorted(tags))).split(","),
             # With what differs from the row in its name: the dashboard takes means over what has one name
             config=dataclasses.asdict(run) | {"experiment": name, ROW_GROUP: row_group(run.experiment)},
             resume="allow",
-            settings=wandb.Settings(init_timeout=60, console="off"),
+            settings=wandb.Settings(init_timeout=float(variable("INIT_TIMEOUT", "60")), console="off"),
         )
         logged.define_metric("*", step_metric=STEP)
         for row in iter(rows.get, None):
+            # Numbers that rise and that no cut changes: an update, what dev was after it, its translations
+            number = 2 * row[STEP] + ("train/loss" not in row) + (TRANSLATIONS in row)
             if TRANSLATIONS in row:
                 row[TRANSLATIONS] = wandb.Table(columns=["source", "reference", "ours"], data=row[TRANSLATIONS])
-            logged.log(row)
+            if number >= logged.starting_step:  # else the server has it from before
+                logged.log(row, step=number)
         logged.finish()
         if run.wandb.mode == "offline":
-            print(f"W&B: kept offline; to show it: wandb sync {folder}/wandb/offline-run-*", flush=True)
+            print(f"W&B: kept offline; to show it: wandb sync {kept}/wandb/offline-run-*", flush=True)
     except BaseException as error:  # W&B raises SystemExit and KeyboardInterrupt too
         _report(f"{type(error).__name__}: {error}")

@@ -28,10 +28,11 @@ def main(folder: Path) -> int:
 def as_rank(run: Config) -> int:
     """Trains as one of torchrun's ranks, which were all given the same words; returns the exit code."""
     from aiayn.config import compose, folders
-    from aiayn.runs import jobs, records
+    from aiayn.runs import devices, jobs, records
     from aiayn.training import train
 
     jobs.check(run)
+    devices.names(run.hardware)
     folder = folders.run_folder(run)
     if jobs.is_finished(run):
         print(f"{folder} is finished: nothing to do; delete it to train again")
