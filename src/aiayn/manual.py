@@ -30,7 +30,7 @@ COMMANDS = {
     "dashboard": Command("report.wandb_workspace", "a W&B workspace that compares the rows", "wandb"),
     "export": Command("evaluation.export", "a trained row for CTranslate2, or as safetensors", "format average"),
     "bench": Command("bench.bench", "speed beside other libraries", "bench hardware"),
-    "plan": Command("cost.plan", "parameters, FLOPs, memory, hours and cost of the rows", "plan hardware"),
+    "plan": Command("cost.plan", "parameters, FLOPs, memory and hours of the rows", "plan hardware"),
 }
 EXAMPLES = """\
 aiayn prepare data=files data.name=mine data.train_source=train.en data.train_target=train.de.gz ...  # your own text

@@ -151,6 +151,8 @@ def test_a_config_file_gives_the_run_back_or_is_damaged(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(compose.to_yaml(run))
     assert compose.read(path) == run
+    path.write_text(compose.to_yaml(run).replace("  gpus: ", "  cards: "))  # of another version's `plan`
+    assert compose.read(path) == run
     path.write_text(compose.to_yaml(run).replace("  d_k: ", "  d_q: "))
     with pytest.raises(ConfigError, match=r"config\.yaml is damaged: .*d_q"):
         compose.read(path)

@@ -41,21 +41,6 @@ def test_a_row_that_does_not_fit_is_told_a_value_that_does(gpu: str, gigabytes: 
             assert plan.refusals([estimate.estimate(fits, corpus)], [], corpus) == []
 
 
-def test_cost_is_the_given_price_of_every_hour(capsys, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(plan, "free_bytes", lambda folder: 10**15)
-    words = ("hardware=gpu", f"output={tmp_path}", f"prepared={tmp_path}")
-    text = printed(capsys, *words, "scale=paper", "plan.price_per_hour=3")
-    total = sum(row.seconds for row in planned("scale=paper", "hardware=gpu")) / 3600 * 3
-    (whole,) = (line for line in text.splitlines() if line.startswith("all "))
-    assert "cost\n" in text
-    assert whole.endswith(f" {total:,.2f}")
-    assert "41%, assumed: " in text
-    without = printed(capsys, *words, "scale=paper", "plan.efficiency=0.5")
-    assert "cost\n" not in without
-    assert "50%, given" in without
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_plan_has_times_epochs_and_disk() -> None:
     rows = planned(*ON_A_GPU)
     turns = device_schedule.best_schedule({row.name: row.seconds for row in rows}, 1, 8, 8)

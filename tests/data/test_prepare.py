@@ -1,6 +1,7 @@
 """`aiayn prepare`: the corpus that the configuration names, plain or compressed, once."""
 
 import dataclasses
+import gzip
 import os
 import re
 import signal
@@ -29,12 +30,13 @@ def with_files(run: compose.Config, **paths: str) -> compose.Config:
 
 def test_your_own_text_is_prepared_and_what_was_kept_is_printed(run, tmp_path, capsys):
     path = tmp_path / "dev.source"
-    path.write_text(Path(run.data.dev_source).read_text().replace("1", "жж", 3))
+    path.write_bytes(gzip.compress(Path(run.data.dev_source).read_text().replace("1", "жж", 3).encode()))
     prepare.main(with_files(run, dev_source=str(path)))
     printed = capsys.readouterr().out
     assert "train: 4001 lines, 4001 pairs kept, dropped: none" in printed
     assert "dev: 41 lines, 41 pairs kept, dropped: none; unseen characters: 6 source, 0 target\n" in printed
     assert re.search(r"25 subwords, SHA-256 [0-9a-f]{64}\n", printed)
+    assert printed.endswith(f"\ncompressed, and read as such: {path}\n")
     assert {path.name for path in tmp_path.iterdir()} == {"dev.source", "prepared"}
 
 

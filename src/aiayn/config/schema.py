@@ -209,7 +209,6 @@ class Plan:
     gpu: str = _one_of("a100", "h100", "h200", "b200", "l40s", "rtx4090", "rtx4080", "rtx4060", affects_result=False)
     gpus: int = _number(1, 100_000, affects_result=False)
     efficiency: float | None = _number(0.001, 1.0, affects_result=False)
-    price_per_hour: float | None = _number(0.0, 1e6, affects_result=False)
 
 
 @dataclass

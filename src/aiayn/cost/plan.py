@@ -125,7 +125,6 @@ def text(
     device, of = flops.device(run.hardware, run.plan.gpu), run.hardware.accelerator
     unit = run.plan.gpu if of == "gpu" else "CPU core"
     basis = f"{run.plan.efficiency:.0%}, given" if run.plan.efficiency else f"{device.efficiency:.0%}, {device.basis}"
-    price = run.plan.price_per_hour
     shared = {turn.name: len(turn.devices) for turn in turns}
     head = ["row", "params M", "FLOP", "steps", "tokens M", "GB", "devices", "on one", "on all"]
     lines = []
@@ -133,13 +132,9 @@ def text(
         cells = [row.name, f"{row.parameters / 1e6:.2f}", flops.power(row.flops), f"{row.run.training.max_steps:,}"]
         cells += [f"{row.tokens / 1e6:,.1f}", f"{row.memory / GIGA:.2f}", str(shared[row.name])]
         lines.append([*cells, duration(row.seconds), duration(row.seconds / shared[row.name])])
-    seconds = [*(row.seconds for row in planned), sum(row.seconds for row in planned)]
-    tokens, work = sum(row.tokens for row in planned), sum(row.flops for row in planned)
+    tokens, work, seconds = (sum(getattr(row, key) for row in planned) for key in ("tokens", "flops", "seconds"))
     whole = ["all", "", flops.power(work), "", f"{tokens / 1e6:,.1f}", "", ""]
-    lines.append([*whole, duration(seconds[-1]), duration(device_schedule.length(turns))])
-    if price is not None:
-        head.append("cost")
-        lines = [[*cells, f"{each / 3600 * price:,.2f}"] for cells, each in zip(lines, seconds, strict=True)]
+    lines.append([*whole, duration(seconds), duration(device_schedule.length(turns))])
     align = ["left", *["right"] * (len(head) - 1)]
     table = tabulate([head, *lines], tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
     known = "of the prepared corpus" if corpus.vocab_size else "assumed"
@@ -157,7 +152,6 @@ def text(
         f"Lengths {known}: {corpus.source_length:.1f} source and {corpus.target_length:.1f} target tokens,"
         f" weighted by tokens{epochs}.",
         "GB: on each device, estimated. Left out: evaluation, start-up and traffic between devices that share a row.",
-        *(["Cost: give plan.price_per_hour of one device."] if price is None else []),
         *(
             f"Disk: {disk.needed / GIGA:.2f} GB to be written, {disk.free / GIGA:.1f} GB free for {disk.keys}."
             for disk in written

@@ -93,6 +93,12 @@ EMBEDDED: dict[str, dict[Split, Files]] = {
 """English to German corpora that are part of the package, by `data.name`: each folder has a notice."""
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether a file is one of gzip, xz or bz2, by its first bytes."""
+    with path.open("rb") as file:
+        return file.peek().startswith(tuple(_UNPACK))
+
+
 def read_lines(path: Path | Member) -> Iterator[bytes]:
     """The lines of a file, without their ends, LF or CRLF alone, and without a UTF-8 byte order mark.
 

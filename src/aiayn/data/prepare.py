@@ -12,7 +12,7 @@ from aiayn.core import progress
 from aiayn.data import wmt14
 from aiayn.data.dataset import SIDES, Dataset
 from aiayn.data.encoding import encode_corpus, refuse_changed
-from aiayn.data.parallel_text import EMBEDDED, SPLITS, Files, Selection, Text, fingerprints
+from aiayn.data.parallel_text import EMBEDDED, SPLITS, Files, Selection, Text, fingerprints, is_compressed
 
 
 def check(config: Config) -> None:
@@ -107,3 +107,7 @@ def main(config: Config) -> None:
         dropped = ", ".join(f"{count} {reason}" for reason, count in counts["dropped"].items() if count) or "none"
         unseen = f"unseen characters: {counts['source_unknown']} source, {counts['target_unknown']} target"
         print(f"{split}: {counts['lines']} lines, {counts['kept']} pairs kept, dropped: {dropped}; {unseen}")
+    if config.data.train_source:
+        paths = (path for (files,) in sources(config.data).values() for path in (files.source, files.target))
+        if packed := [str(path) for path in paths if isinstance(path, Path) and is_compressed(path)]:
+            print(f"compressed, and read as such: {', '.join(packed)}")
