@@ -143,7 +143,7 @@ def fetch(corpus: Corpus, downloads: Path, report: Callable[[str], None]) -> Non
             if (downloads / remote.name).exists():
                 continue
             to_come = download.missing_bytes(remote, downloads)
-            report(f"downloading {remote.url} ({_size(to_come)} of {_size(remote.size)})")
+            report(f"downloading {remote.url} ({_size(to_come)} to come of {_size(remote.size)})")
             bar = bars.add_task(remote.name, total=remote.size, completed=remote.size - to_come)
             try:
                 download.fetch(remote, downloads, lambda arrived, bar=bar: bars.update(bar, completed=arrived), report)  # type: ignore[misc]

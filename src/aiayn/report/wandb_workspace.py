@@ -6,7 +6,7 @@ import warnings
 from typing import Any, Literal, NamedTuple
 
 from aiayn.config import folders
-from aiayn.config.schema import ROWS, Config
+from aiayn.config.schema import ROWS, Config, ConfigError
 from aiayn.core import exit_codes
 from aiayn.runs import records
 from aiayn.training import wandb_log
@@ -86,7 +86,7 @@ def built(run: Config) -> tuple[str, str]:
             return "", "your key belongs to no entity: give wandb.entity=..."
         return str(workspace(run, entity).save().url), ""
     except ImportError as error:
-        return "", f"{error}; pip install 'aiayn[dashboard]'"
+        raise ConfigError(f"{error}; pip install 'aiayn[dashboard]'") from error
     except Exception as error:  # of many kinds, for one cause: no network, a wrong key, a project that is not there
         return "", " ".join(records.without_secrets(f"{type(error).__name__}: {error}").split())[:300]
 
