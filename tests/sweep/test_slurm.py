@@ -7,8 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hydra.types import RunMode
@@ -141,6 +144,20 @@ def test_a_launcher_gets_what_is_unfinished_and_can_begin(four, result_of, capsy
     assert [line.partition("seed 1  ")[2][:18] for line in lines] == expected
     assert last == "2 of 4 runs failed; repeat the command to try them again"
     assert slurm.hand_over(four[:1], lambda numbers: pytest.fail("asked")) == exit_codes.DONE
+
+
+@pytest.mark.parametrize(
+    ("told", "remedy"), [("are you indeed on a slurm cluster?", "start it where"), ("lost", "squeue")]
+)
+def test_a_launcher_s_error_says_what_to_do_about_it(monkeypatch, capsys, told, remedy):
+    monkeypatch.syspath_prepend(str(Path(slurm.__file__).parent / "plugins"))
+    rows = import_module("hydra_plugins.aiayn").Rows(max_batch_size=None)
+    rows.launcher = SimpleNamespace(launch=Mock(side_effect=RuntimeError(told)))
+    with pytest.raises(SystemExit) as exit:
+        rows.codes([["seed=1"]])
+    printed = capsys.readouterr().err
+    assert (exit.value.code, printed.count("\n"), told in printed) == (exit_codes.FAILED, 1, True)
+    assert [remedy in printed, "squeue" in printed] == [True, remedy == "squeue"]
 
 
 def weights(folder: Path) -> dict[str, str]:

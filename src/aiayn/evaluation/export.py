@@ -28,10 +28,6 @@ USE = {
     "safetensors": "transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'));"
     " transformer is that of aiayn.alternatives.parts",
 }
-TOKENIZER_FILE = {
-    "sentencepiece": "SentencePiece's own file",
-    "paper": "JSON with the merges and subwords of Moses tokens: SentencePiece cannot read it",
-}
 
 
 def projections(attention: SelfAttention | MemoryAttention, width: int) -> list[nn.Linear]:
@@ -146,7 +142,6 @@ def main(config: Config) -> None:
     storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.subwords)})
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     print(f"to use it: {USE[config.format]}")
-    print(f"tokenizer.model is {TOKENIZER_FILE[config.tokenizer]}")
 
 
 def _widened(rows: Tensor, num_heads: int, width: int) -> Tensor:

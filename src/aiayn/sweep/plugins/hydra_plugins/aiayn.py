@@ -68,7 +68,8 @@ class Rows(BasicSweeper):
             cli.fail(f"stopped{IN_THE_QUEUE}", exit_codes.INTERRUPTED)
         except Exception as error:  # of a type of its own: no cluster, a job that it has lost
             cause = " ".join(f"{type(error).__name__}: {error}".split())
-            cli.fail(f"hydra/launcher: {cause[:1000]}{IN_THE_QUEUE}", exit_codes.FAILED)
+            queue = "; start it where sbatch is" if "on a slurm cluster?" in cause else IN_THE_QUEUE
+            cli.fail(f"hydra/launcher: {cause[:1000]}{queue}", exit_codes.FAILED)
         return [job.return_value for job in ended]
 
 
