@@ -263,6 +263,21 @@ def test_only_an_unforeseen_error_leaves_its_traceback(toy_run, tmp_path, at_eac
 
 
 @pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[/a/gloo/tcp/pair.cc:5] Read error [::1]:7: Broken pipe. This is typically a bug", "Broken pipe"),
+        ("[enforce fail at /a/gloo/tcp/pair.cc:3] length <= nbytes. 8 vs 4", ""),
+        ("NCCL error: remote process exited\nncclRemoteError", "process exited"),
+        ("NCCL error: invalid usage", ""),
+    ],
+)
+def test_only_a_lost_connection_is_a_lost_rank(text, reason):
+    cause = train.lost_rank((torch.distributed.DistBackendError if "NCCL" in text else RuntimeError)(text))
+    assert cause.endswith(reason)
+    assert cause.startswith("another rank has ended") == bool(reason)
+
+
 def test_out_of_memory_is_one_line_and_the_run_resumes(toy_run, tmp_path, at_each_step, capsys):
     errors = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")]
 

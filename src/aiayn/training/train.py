@@ -1,12 +1,12 @@
 """Trains one run in this process, evaluates it and writes `result.json`."""
 
-import atexit
 import contextlib
 import dataclasses
 import datetime
 import logging
 import os
 import platform
+import re
 import sys
 import sysconfig
 import time
@@ -66,9 +66,13 @@ def train(run: Config, folder: Path) -> None:
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks != run.hardware.devices:
         raise ConfigError(f"hardware.devices={run.hardware.devices}: torchrun started {ranks} ranks; start as many")
-    if run.hardware.accelerator == "gpu":
+    on_gpu = run.hardware.accelerator == "gpu"
+    if on_gpu:
         check_gpu(run)
     compute_with(run.hardware.threads)
+    if ranks > 1:  # before the data: the others soon miss a rank that has none
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else None
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device)
     with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as report:
         dataset = prepare(run, report)
     if rank == 0:
@@ -123,10 +127,6 @@ def fit(
         measure = partial(measure, check=stop.check)
     on_gpu, local_rank = run.hardware.accelerator == "gpu", int(os.environ.get("LOCAL_RANK", 0))
     module.ranks = ranks
-    if ranks > 1:
-        device = torch.device("cuda", local_rank) if on_gpu else None
-        torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device)
-        atexit.register(torch.distributed.destroy_process_group)
     every, keep, last = training.checkpoint_every, training.keep_checkpoints, training.max_steps
     bar = Bar(record, run.experiment, last)
     trainer = Trainer(
@@ -258,15 +258,26 @@ def main(folder: Path, run: Config | None = None) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and signals.reader_has_left():
             raise
-        print(records.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
-        return end_with_failure(folder, exit_codes.FAILED, f"{type(error).__name__}: {error}")
+        if not (cause := lost_rank(error)):
+            print(records.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
+            cause = f"{type(error).__name__}: {error}"
+        return end_with_failure(folder, exit_codes.FAILED, cause)
     return exit_codes.DONE
+
+
+def lost_rank(error: Exception) -> str:
+    """The cause, where NCCL, gloo or torch's store has lost the connection to another rank; else empty."""
+    of_ranks = isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error)
+    if not of_ranks or not re.search("(?i)by peer|broken pipe|time(d )?out|remote process|closed", str(error)):
+        return ""
+    reason = re.sub(r"^\[\S+\] |\. This is typically.*", "", str(error).splitlines()[0])
+    return f"another rank has ended or does not answer; its terminal says why, and this command resumes: {reason}"
 
 
 def end_with_failure(folder: Path, code: int, cause: str) -> int:
     """Leaves the cause, unless another rank has: the second to fail has only lost its peer. Returns the code."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and code == exit_codes.FAILED:
         time.sleep(PEER_SECONDS)
-    if not (folder / "failure.json").exists():
-        records.record_failure(folder, code, cause)
-    return code
+        if (folder / "failure.json").exists():
+            return code
+    return records.record_failure(folder, code, cause)

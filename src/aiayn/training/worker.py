@@ -3,6 +3,7 @@
 It is bound to its parent before anything slow. torchrun may start one too, with the words of `aiayn train`.
 """
 
+import contextlib
 import faulthandler
 import multiprocessing.util
 import os
@@ -37,17 +38,17 @@ def as_rank(run: Config) -> int:
     if jobs.is_finished(run):
         print(f"{folder} is finished: nothing to do; delete it to train again")
         return exit_codes.DONE
-    if os.environ["RANK"] != "0":
-        return train.main(folder, run)
-    with jobs.claim(run):
-        jobs.check_folder(run)  # until it was claimed another command may have begun another run there
-        if jobs.is_finished(run):  # the other ranks do not know, and would wait for this one
-            raise storage.InUse(f"{folder}: another command has just finished it; nothing is left to do")
-        storage.remove(folder / "failure.json")
-        storage.write_text(folder / "config.yaml", compose.to_yaml(run))
+    # torchrun stops all ranks once it sees that one has ended: training heeds that, the line that says why does not
+    with signals.StopFlag(), jobs.claim(run) if os.environ["RANK"] == "0" else contextlib.nullcontext():
+        if os.environ["RANK"] == "0":
+            jobs.check_folder(run)  # until it was claimed another command may have begun another run there
+            if jobs.is_finished(run):  # the other ranks do not know, and would wait for this one
+                raise storage.InUse(f"{folder}: another command has just finished it; nothing is left to do")
+            storage.remove(folder / "failure.json")
+            storage.write_text(folder / "config.yaml", compose.to_yaml(run))
         code = train.main(folder, run)
-    if code not in (exit_codes.DONE, exit_codes.INTERRUPTED):
-        print(f"aiayn: {records.failure(folder)['cause']}", file=sys.stderr)
+        if code not in (exit_codes.DONE, exit_codes.INTERRUPTED) and os.environ["LOCAL_RANK"] == "0":  # once a machine
+            print(f"aiayn: {records.failure(folder)['cause']}", file=sys.stderr)
     return code
 
 
