@@ -44,7 +44,7 @@ class TransformerDecoder:
 
     def start(self, source: Tensor, source_offsets: Tensor) -> "TransformerDecoding":
         """The beginning of a batch: source (S,), `source_offsets` (B + 1,)."""
-        packing = self.transformer.pack_source(source, source_offsets)
+        packing = self.transformer.pack(source, source_offsets, self.transformer.source_positions)
         memory = self.transformer.encode(packing.fill(source), packing)
         return TransformerDecoding(self.transformer, memory, packing)
 

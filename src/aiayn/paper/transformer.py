@@ -117,8 +117,8 @@ class Transformer(nn.Module):
 
         In training, dropout is a function of the run's seed, the number of the update and each token's number in it.
         """
-        source = self.pack_source(batch.source, batch.source_offsets)
-        target = self.pack_target(batch.target_input, batch.target_offsets)
+        source = self.pack(batch.source, batch.source_offsets, self.source_positions)
+        target = self.pack(batch.target_input, batch.target_offsets, self.target_positions)
         randomness = self.randomness(batch, source, target, seed_and_update)
         stacks = self.compiled_stacks if self.compiled_stacks is not None and torch.is_grad_enabled() else self.stacks
         tokens = source.fill(batch.source), target.fill(batch.target_input)
@@ -148,15 +148,8 @@ class Transformer(nn.Module):
         """Whether `hidden` runs compiled stacks now: not in evaluation, which is not worth the compiler's time."""
         return self.compiled_stacks is not None and torch.is_grad_enabled()
 
-    def pack_source(self, tokens: Tensor, offsets: Tensor) -> Packing:
-        """The boundaries `offsets` (B + 1,) of the source's sentences, for the device of its tokens (S,)."""
-        return self._pack(tokens, offsets, self.source_positions)
-
-    def pack_target(self, tokens: Tensor, offsets: Tensor) -> Packing:
-        """The boundaries `offsets` (B + 1,) of the target's sentences, for the device of its tokens (T,)."""
-        return self._pack(tokens, offsets, self.target_positions)
-
-    def _pack(self, tokens: Tensor, offsets: Tensor, positions: nn.Module) -> Packing:
+    def pack(self, tokens: Tensor, offsets: Tensor, positions: nn.Module) -> Packing:
+        """The boundaries `offsets` (B + 1,) of a side's sentences, for the device of its tokens (S,) or (T,)."""
         rows = static_rows(len(tokens)) if tokens.device.type == "cpu" else None
         if self.is_compiled():
             rows = -(-len(tokens) // self.rows) * self.rows

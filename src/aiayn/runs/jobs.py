@@ -114,6 +114,13 @@ def is_finished(run: Config) -> bool:
     return record is not None and record.result is not None and not records.changed(claims, record.result)
 
 
+def says_finished(run: Config) -> bool:
+    """The same, and if so one line that says it."""
+    if finished := is_finished(run):
+        print(f"{folders.run_folder(run)} is finished: nothing to do; delete it to train again")
+    return finished
+
+
 def claim(run: Config) -> contextlib.ExitStack:
     """The run's folder, held for this command until closed; StorageError names the process that has it already."""
     held = contextlib.ExitStack()

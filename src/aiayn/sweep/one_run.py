@@ -4,7 +4,6 @@ import sys
 import time
 from functools import partial
 
-from aiayn.config import folders
 from aiayn.config.schema import Config
 from aiayn.core import signals
 from aiayn.core.exit_codes import DONE, INTERRUPTED
@@ -15,13 +14,13 @@ from aiayn.sweep import slurm
 def run_here(run: Config) -> int:
     """Trains one run on this terminal and returns its exit code; signals are handed on to the workers."""
     jobs.check(run)
-    if _is_finished(run):
+    if jobs.says_finished(run):
         return DONE
     pool = devices.Pool(run.hardware, devices.names(run.hardware))
     with signals.StopFlag() as stop, jobs.claim(run) as held:
         # Until it was claimed another command may have begun it, or finished it
         jobs.check_folder(run)
-        if _is_finished(run):
+        if jobs.says_finished(run):
             return DONE
         seeing = pool.wait(run.hardware.devices, held, partial(_stop_if_asked, stop))
         job = jobs.start(run, None, held, seeing)
@@ -46,9 +45,3 @@ def run_here(run: Config) -> int:
 def _stop_if_asked(stop: signals.StopFlag) -> None:
     slurm.requeue_after(stop.asked)
     stop.check()
-
-
-def _is_finished(run: Config) -> bool:
-    if finished := jobs.is_finished(run):
-        print(f"{folders.run_folder(run)} is finished: nothing to do; delete it to train again")
-    return finished

@@ -35,8 +35,7 @@ def as_rank(run: Config) -> int:
     jobs.check(run)
     devices.names(run.hardware)
     folder = folders.run_folder(run)
-    if jobs.is_finished(run):
-        print(f"{folder} is finished: nothing to do; delete it to train again")
+    if jobs.says_finished(run):
         return exit_codes.DONE
     # torchrun stops all ranks once it sees that one has ended: training heeds that, the line that says why does not
     with signals.StopFlag(), jobs.claim(run) if os.environ["RANK"] == "0" else contextlib.nullcontext():
