@@ -17,7 +17,9 @@ from aiayn.runs import jobs, records
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
-TABLE_OF = {"mini": RESULTS / "mini" / "README.md", "small_three_seeds": ROOT / "README.md"}
+TABLE_OF = {name: RESULTS / name / "README.md" for name in ("mini", "small")} | {
+    "small_three_seeds": ROOT / "README.md"
+}
 ARCHIVES = sorted(RESULTS.glob("*/*.tar.xz"))
 
 keep = runpy.run_path(str(RESULTS / "keep.py"))
@@ -72,9 +74,9 @@ def test_a_run_is_packed_once_and_counts_as_finished(tmp_path: Path) -> None:
 def test_pages_quote_the_table_and_rho_of_results_csv(scale: str) -> None:
     assert quoted["table"](RESULTS / scale) in TABLE_OF[scale].read_text()
     for text in quoted["agreement"](RESULTS / scale):
-        rho, low, _, high = re.findall(r"[+−]\d.\d\d|to", text)
-        for page in {RESULTS / scale / "README.md", TABLE_OF[scale]}:
-            assert f"{rho} ({low} to {high})" in page.read_text().replace("\n", " ")
+        for rho in re.findall(r"[+−]\d.\d\d \(.*?\)", text):
+            for page in {RESULTS / scale / "README.md", TABLE_OF[scale]}:
+                assert rho in page.read_text().replace("\n", " ")
 
 
 def test_tables_and_claims_of_small_are_those_of_its_results() -> None:
