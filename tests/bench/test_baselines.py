@@ -25,7 +25,7 @@ def test_a_baseline_has_our_loss_and_our_gradient(name):
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     batch = gather(cases.synthetic_pairs(RUN, 17), np.arange(17))
-    assert (baselines.padded(batch).source == 0).any()  # control: there is padding
+    assert (baselines.padded(batch)[0].source == 0).any()  # control: there is padding
     no_smoothing = schema.vary(RUN, training={"label_smoothing": 0.0})
     ours, theirs, control = (
         cases.Trainer(one, [Update(0, 0, len(batch.target), [batch])], "fp32", run)

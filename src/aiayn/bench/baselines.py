@@ -31,18 +31,17 @@ TORCH_NAMES = {
 }
 
 
-def padded(batch: Batch) -> Batch:
-    """The same sentences for the baselines: source (B, L) and target_input (B, M) filled up with PAD, target packed."""
+def padded(batch: Batch) -> tuple[Batch, Packing]:
+    """The same sentences with source (B, L) and target_input (B, M) filled up, and how the target is packed."""
     device = batch.source.device
     sources, targets = (Packing(offsets, device=device) for offsets in (batch.source_offsets, batch.target_offsets))
-    # PAD is zero
-    return dataclasses.replace(batch, source=sources.pad(batch.source), target_input=targets.pad(batch.target_input))
+    source, target_input = sources.pad(batch.source), targets.pad(batch.target_input)  # with PAD, which is zero
+    return dataclasses.replace(batch, source=source, target_input=target_input), targets
 
 
-def smoothed_loss(model: Any, batch: Batch, label_smoothing: float) -> Tensor:
-    """The summed loss of section 5.4, padding left out before the largest product."""
-    # A mask of PAD would make the host wait for a GPU
-    packing, vocab_size = Packing(batch.target_offsets, device=batch.target.device), model.embedding.num_embeddings
+def smoothed_loss(model: Any, batch: Batch, packing: Packing, label_smoothing: float) -> Tensor:
+    """The summed loss of section 5.4 of what `padded` gave, padding left out before the largest product."""
+    vocab_size = model.embedding.num_embeddings
     # torch gives the target a share of what is smoothed, the paper's code does not
     spread = label_smoothing * vocab_size / (vocab_size - 1)
     logits = F.linear(packing.unpad(model.hidden(batch)), model.embedding.weight)
@@ -69,6 +68,7 @@ class TorchTransformer(nn.Module):
         self.transformer.load_state_dict(torch_state(model))
         self.embedding = copy.deepcopy(model.embedding)
         self.register_buffer("positions", positions(model.source_positions))
+        self.register_buffer("causal", nn.Transformer.generate_square_subsequent_mask(POSITIONS))
         self.to(model.embedding.weight.device)
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -76,7 +76,7 @@ class TorchTransformer(nn.Module):
         padding = batch.source == PAD
         source, target = (self._embed(tokens) for tokens in (batch.source, batch.target_input))
         # Padding ends a sentence, so the causal mask hides it, and attention may take its fast path
-        causal = nn.Transformer.generate_square_subsequent_mask(target.size(1), target.device, target.dtype)
+        causal = self.get_buffer("causal")[: target.size(1), : target.size(1)]
         masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding, "tgt_mask": causal}
         return self.transformer(source, target, tgt_is_causal=True, **masks)  # type: ignore[no-any-return]
 

@@ -65,7 +65,7 @@ class Trainer:
 
     def __init__(self, model: nn.Module, updates: list[Update], precision: str, config: Config) -> None:
         self.model, self.updates, self.config = copy.deepcopy(model), updates, config
-        self.batches = [update.batches for update in updates]
+        self.batches: list[Any] = [update.batches for update in updates]
         if not isinstance(model, Transformer):
             self.batches = [list(map(baselines.padded, batches)) for batches in self.batches]
         self.computing = partial(computing, precision, config.hardware.device, training=True)
@@ -81,7 +81,7 @@ class Trainer:
                 hidden, weight = self.model.hidden(batch, (self.config.seed, number)), self.model.embedding.weight
                 loss, _ = label_smoothed_cross_entropy(hidden, weight, batch.target, smoothing)
             else:
-                loss = baselines.smoothed_loss(self.model, batch, smoothing)
+                loss = baselines.smoothed_loss(self.model, batch[0], batch[1], smoothing)
             (loss / tokens).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total / tokens
