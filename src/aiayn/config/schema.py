@@ -287,4 +287,4 @@ def nearest(key: str) -> str:
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
     if not close:
         close = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]
-    return f"did you mean {close[0]}?" if close else "`--cfg job` prints every key"
+    return f"did you mean {close[0]}{' with data=files' * (key in close)}?" if close else "`--cfg job` prints every key"

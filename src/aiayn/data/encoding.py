@@ -107,8 +107,8 @@ def refuse_changed(folder: Path, before: Mapping[str, Any], settings: Mapping[st
     changed = [f"{key} was {before.get(key)}, is {new}" for key, new in settings.items() if before.get(key) != new]
     if changed:
         raise DataError(
-            f"{folder} was prepared from something else ({'; '.join(changed)}): give another data.name, or delete it"
-            f" with `rm -r {shlex.quote(str(folder))}` and the runs made from it"
+            f"{folder} was prepared from something else ({'; '.join(changed)}): give prepared=FOLDER and output=FOLDER"
+            f" or, to text of your own, another data.name, or `rm -r {shlex.quote(str(folder))}` and delete its runs"
         )
 
 

@@ -40,7 +40,7 @@ def sources(data: Data) -> Text:
     for split, sides in paths.items():
         for side, path in zip(SIDES, sides, strict=True):
             if not Path(path).is_file():
-                raise ConfigError(f"data.{split}_{side}={path!r}: no such file")
+                raise ConfigError(f"data.{split}_{side}={path!r}: no such file" + "; data=files takes six" * (not path))
         if Path(sides[0]).samefile(sides[1]):
             raise ConfigError(f"data.{split}_target={sides[1]}: is data.{split}_source too; give a file for each side")
     return {split: [Files(*map(Path, sides))] for split, sides in paths.items()}

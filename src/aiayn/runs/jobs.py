@@ -86,10 +86,9 @@ def check_folder(run: Config) -> None:
         return
     for key, value in result_affecting(run).items():
         if before[key] != value:
-            name = "data.name" if key.startswith("data") else "scale.name" if key.startswith("scale") else "output"
             raise ConfigError(
-                f"{key}={value}: {folder} holds a run with {key}={before[key]};"
-                f" give another {name}, or delete that folder"
+                f"{key}={value}: {folder} holds a run with {key}={before[key]}; give that value, or output=FOLDER for"
+                " another run"
             )
 
 

@@ -89,7 +89,7 @@ def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[S
         for (key, value, _), (_, before, _) in zip(leaves(run), leaves(first), strict=True):
             if value != before:
                 both = f"{key}={before} and {value}: the same run, {folders.run_folder(run)}"
-                raise ConfigError(f"{both}; give each a command and an output=FOLDER of its own")
+                raise ConfigError(f"{both}; give each a command, output=FOLDER and prepared=FOLDER of its own")
     for run in {(folders.prepared_folder(run), str(run.data)): run for run in runs}.values():  # once for each corpus
         prepare.check(run)
     return runs
