@@ -42,6 +42,11 @@ def test_a_prefix_stands_for_both_files_of_its_split():
         compose.compose_row(*words)
 
 
+def test_own_text_without_data_files_is_no_embedded_corpus():
+    with pytest.raises(schema.ConfigError, match=r"data\.train_source=a\.en: text of your own needs data=files"):
+        compose.compose_row("data.train_source=a.en", *(f"{key}=b" for key in schema.PATHS - {"data.train_source"}))
+
+
 PAIRS = [("one two", "eins, zwei"), ('say "no"', "sag „nein“")]
 ONE_FILE = {
     "a b.tsv": "".join("{}\t{}\n".format(*pair) for pair in PAIRS),

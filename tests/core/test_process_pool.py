@@ -5,16 +5,33 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
-from processes import all_end, is_alive
 
 from aiayn.core import process_pool
 from aiayn.core.exit_codes import INTERRUPTED
 from aiayn.core.process_pool import apart, in_order
+
+
+def is_alive(process: int) -> bool:
+    """A zombie that nobody has waited for is dead."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def all_end(processes: Iterable[int], seconds: float = 10) -> bool:
+    """Whether all end within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while any(map(is_alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(is_alive, processes))
 
 
 def made(work: Callable[[int], int]) -> Callable[[], Callable[[int], int]]:
@@ -99,6 +116,7 @@ def test_a_worker_that_is_killed_as_it_writes_does_not_hang():
 # What `python -c` runs in a process of its own: two workers, each of which prints its number at once and then stays
 PARENT = """
 from functools import partial
+from pathlib import Path
 from aiayn.core import process_pool, signals
 process_pool.cores = lambda: 2
 stay = "import os, time; os.write(1, b'%d\\\\n' % os.getpid()); time.sleep(99)"

@@ -21,11 +21,9 @@ def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
     return capsys.readouterr().out
 
 
-def test_memory_grows_with_the_micro_batch_and_has_a_limit() -> None:
+def test_memory_grows_with_the_micro_batch() -> None:
     small, large = (planned(*ON_A_GPU, f"hardware.tokens_per_micro_batch={n}")[0] for n in (1_000, 25_000))
     assert large.memory > 2 * small.memory > 2 * 16 * small.parameters
-    (*_, big) = planned(*ON_A_GPU, "plan.gpu=rtx4090", "hardware.tokens_per_micro_batch=25000")
-    assert plan.refusals([big], [], estimate.CorpusStatistics()) == []  # control
 
 
 @pytest.mark.parametrize(("gpu", "gigabytes"), [("rtx4060", 8), ("rtx4080", 16), ("rtx4090", 24)])

@@ -81,7 +81,7 @@ def test_dropped_pairs_are_told_and_a_tenth_is_a_warning(tmp_path, text, bad, sa
         (folder / name).write_bytes((folder / name).read_bytes() + b"\n" + b"low\0\n" * 2 + b"low\xff\n" * (bad - 3))
     prepare_here(tmp_path / "small", folder, progress=told.append, selection=Selection(pairs=53))
     reasons = f"{bad - 3} invalid UTF-8, 2 NUL byte, 1 empty; `iconv -f CP1252"
-    assert [line for line in told if "dropped" in line and line.startswith(f"{said} pairs are dropped: {reasons}")]
+    assert [line for line in told if "dropped" in line and line.startswith(said) and reasons in line]
     told.clear()
     prepare_here(tmp_path / "clean", text, progress=told.append, selection=Selection(pairs=53))
     assert not any("dropped" in line for line in told)  # what a selection leaves out is no damage

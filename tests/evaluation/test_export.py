@@ -105,7 +105,7 @@ def test_queries_of_another_width_need_another_scale(tmp_path, monkeypatch):  # 
     assert (ctranslate2_log_probabilities(tmp_path) - expected).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("format", export.USE)
+@pytest.mark.parametrize("format", export.FORMATS)
 def test_an_exported_run_is_ours_to_the_bit_and_the_word(finished, tmp_path, format):
     pytest.importorskip(format, reason="needs the extra: pip install -e '.[export]'")
     shutil.copytree(compose.compose_row(*finished).output, tmp_path / "runs")

@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from processes import all_end, is_alive
 from run_results import changed
 
 from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
 from aiayn.runs import checkpoint, jobs, records
 from aiayn.training import wandb_log
+from tests.core.test_process_pool import all_end, is_alive
 
 
 def hold(run: schema.Config, section: str, **values: object) -> Path:
@@ -33,8 +33,9 @@ def test_a_folder_of_another_run_is_refused_with_both_values(toy_run):
     folder = hold(toy_run, "data", vocab_size=777)
     with pytest.raises(schema.ConfigError, match=rf"data\.vocab_size=25: {re.escape(str(folder))} .*=777;"):
         jobs.check(toy_run)
-    hold(toy_run, "hardware", threads=3)  # control: a runtime key
-    jobs.check(toy_run)
+    for section, values in (("hardware", {"threads": 3}), ("data", {"train_source": "elsewhere"})):  # control
+        hold(toy_run, section, **values)
+        jobs.check(toy_run)
 
 
 def test_missing_text_is_refused_before_a_folder_is_made(toy_run, tmp_path):

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from aiayn.training.gradient_sum import sum_gradients
 
-WIDTHS = (3, 5, 7)
-
 
 @pytest.mark.parametrize(("bucket_bytes", "sizes"), [(1, [5, 15, 7, 35]), (70, [20, 42]), (10**6, [62])])
 def test_gradients_become_their_sums_whatever_the_buckets_hold(bucket_bytes, sizes, monkeypatch):
@@ -22,11 +20,11 @@ def test_gradients_become_their_sums_whatever_the_buckets_hold(bucket_bytes, siz
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     torch.manual_seed(13)
-    model = nn.Sequential(nn.Linear(*WIDTHS[:2]), nn.Linear(*WIDTHS[1:]))
-    model(torch.ones(2, WIDTHS[0])).sum().backward()
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7))
+    model(torch.ones(2, 3)).sum().backward()
     parameters = [parameter for layer in model for parameter in (layer.bias, layer.weight)]
     expected = [4 * parameter.grad for parameter in parameters]
-    parameters[2].grad, expected[2] = None, torch.zeros(WIDTHS[2])  # this rank's share of the update had no sentence
+    parameters[2].grad, expected[2] = None, torch.zeros(7)  # this rank's share of the update had no sentence
     sum_gradients(parameters, bucket_bytes)
     assert [len(flat) for flat in sent] == sizes
     for parameter, total in zip(parameters, expected, strict=True):

@@ -73,7 +73,7 @@ def read(path: Path) -> Config:
         return checked(_typed(plain))
     except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         cause = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{path} is damaged: {cause}; delete that folder, or put the file back") from error
+        raise ConfigError(f"{path} is damaged: {cause}; put the file back, or delete that folder") from error
 
 
 def to_yaml(config: Config) -> str:
@@ -136,6 +136,8 @@ _PAIRS = {
 
 def _complete(data: dict[str, Any]) -> None:
     """Fills in the files of prefixes, and the languages that files' names end with; or ConfigError with a command."""
+    if data.get("train_source") and "train" not in data:
+        raise ConfigError(f"data.train_source={data['train_source']}: text of your own needs data=files")
     for split, side in itertools.product(("train", "dev", "test"), ("source", "target")):
         key, spoken = f"{split}_{side}", f"{side}_language"
         prefix, path = str(data.get(split, "")), str(data.get(key))
@@ -158,7 +160,7 @@ def _complete(data: dict[str, Any]) -> None:
 def _typed(plain: dict[str, Any]) -> Config:
     for key, value in _flat(plain):
         if value == "???":
-            raise ConfigError(f"{key} has no value: give {key}=...")
+            raise ConfigError(f"{key} has no value: give {key}=...{', such as de' * key.endswith('_language')}")
     for field in dataclasses.fields(Config):
         if dataclasses.is_dataclass(field.type) and not isinstance(plain.get(field.name, {}), dict):
             raise ConfigError(f"{field.name}={plain[field.name]}: is a section; give {field.name}.KEY=...")

@@ -120,18 +120,20 @@ class Data:
     train: str = _any(path=True, optional=True, affects_result=False, default="")
     dev: str = _any(path=True, optional=True, affects_result=False, default="")
     test: str = _any(path=True, optional=True, affects_result=False, default="")
-    train_source: str = _any(path=True, optional=True, affects_result=True)
-    train_target: str = _any(path=True, optional=True, affects_result=True)
-    dev_source: str = _any(path=True, optional=True, affects_result=True)
-    dev_target: str = _any(path=True, optional=True, affects_result=True)
-    test_source: str = _any(path=True, optional=True, affects_result=True)
-    test_target: str = _any(path=True, optional=True, affects_result=True)
+    train_source: str = _any(path=True, optional=True, affects_result=False)
+    train_target: str = _any(path=True, optional=True, affects_result=False)
+    dev_source: str = _any(path=True, optional=True, affects_result=False)
+    dev_target: str = _any(path=True, optional=True, affects_result=False)
+    test_source: str = _any(path=True, optional=True, affects_result=False)
+    test_target: str = _any(path=True, optional=True, affects_result=False)
 
 
 def language(name: str) -> str:
     """A language without its script and region, in two letters: `zh` of `zh-Hans` and of `zho_Hans`."""
     primary = re.split("[-_]", name.lower())[0]
-    return {"zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko"}.get(primary, primary)
+    same = {"cn": "zh", "zho": "zh", "cmn": "zh", "yue": "zh", "jp": "ja", "jpn": "ja", "kr": "ko", "kor": "ko"}
+    same |= {"tha": "th", "lao": "lo", "khm": "km", "mya": "my", "deu": "de"}
+    return same.get(primary, primary)
 
 
 @dataclass
@@ -265,7 +267,7 @@ def leaves(part: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
             yield f"{prefix}{item.name}", value, item.metadata
 
 
-# Where a run's own texts lie: files of another name may hold other sentences, so that they affect the result.
+# Where a run's own texts lie: their hashes affect the result, not where they are.
 PATHS = frozenset(f"data.{split}_{side}" for split in ("train", "dev", "test") for side in ("source", "target"))
 RESULT_AFFECTING = frozenset(key for key, _, meta in leaves(Config()) if meta["affects_result"])
 

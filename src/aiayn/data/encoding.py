@@ -176,7 +176,8 @@ def _encode(
     lines = counts["kept"] + dropped.total()
     if unusable := dropped - Counter({reason: dropped[reason] for reason in ("over max_words", "beyond pairs")}):
         warning = "warning: " if unusable.total() > 0.1 * lines else ""
-        progress(f"{warning}{split}: {unusable.total()} of {lines} pairs are dropped: {parallel_text.listed(unusable)}")
+        left = f"{unusable.total()} of {lines} pairs of {parts[0].source} and {parts[0].target} are dropped"
+        progress(f"{warning}{split}: {left}: {parallel_text.listed(unusable)}")
     return {
         "lines": lines,
         "kept": counts["kept"],

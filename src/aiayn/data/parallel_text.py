@@ -76,11 +76,12 @@ MAX_PROCESSES = 8  # each holds about 75 MB, and one process that reads cannot f
 _UNPACK: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 _NO_TEXT = re.compile(
     rb"(?s)(?P<zstd>\x28\xb5\x2f\xfd)|(?P<zip>PK\x03\x04)|(?P<sevenzip>7z\xbc\xaf)|(?P<rar>Rar!\x1a)|(?P<tar>.{257}ustar)"
-    rb"|(?P<SQLite>SQLite format 3\0)|(?P<Parquet>PAR1\x15)|(?P<PDF>%PDF-)"
+    rb"|(?P<gzip>\x1f\x8b)|(?P<lzma>\x5d\0\0)|(?P<SQLite>SQLite format 3\0)|(?P<Parquet>PAR1\x15)|(?P<PDF>%PDF-)"
 )
 _REMEDIES = {
     "over max_words": "scale.name=all scale.max_words=0 scale.max_train_words=0 takes pairs of any length",
     "too long": "a larger data.max_length takes longer ones",
+    "NUL byte": "`tr -d '\\0' < FILE > NEW` leaves such bytes out",
     "invalid UTF-8": "`iconv -f CP1252 -t UTF-8 FILE > NEW` converts Latin-1 and CP1252",
 }
 
@@ -116,7 +117,7 @@ def _raw_lines(path: Path | Member) -> Iterator[bytes]:
                 if len(line) > LONGEST_LINE:
                     raise DataError(f"{path}, line {number + 1}: more than {LONGEST_LINE} bytes, which is no sentence")
                 if number == 0:
-                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line[:4]:
+                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or line[:4].count(0) in (2, 3):
                         width, order = 32 if b"\0\0" in line[:4] else 16, "BE" if line[0] in b"\0\xfe" else "LE"
                         command = f"iconv -f UTF-{width}{order} -t UTF-8 {path} > {path}.utf8"
                         raise DataError(f"{path} is UTF-{width}: convert it with `{command}`")
@@ -143,10 +144,11 @@ def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:
             if any("\0" in side for side in pair):
                 raise ValueError("a NUL byte, which no text has")
         except ValueError as error:
+            reason = "invalid UTF-8" if isinstance(error, UnicodeDecodeError) else "NUL byte"
             if dropped is None:
                 where = f"{files.source} or {files.target}, line {source_lines}"
-                raise DataError(f"{where}: {error}; {_REMEDIES['invalid UTF-8']}") from error
-            dropped["invalid UTF-8" if isinstance(error, UnicodeDecodeError) else "NUL byte"] += 1
+                raise DataError(f"{where}: {error}; {_REMEDIES[reason]}") from error
+            dropped[reason] += 1
         else:
             if dropped is None or all(side.strip() for side in pair):
                 yield pair

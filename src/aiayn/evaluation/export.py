@@ -22,12 +22,7 @@ from aiayn.runs.models import trained
 
 POSITIONS = 1024  # of the longest sentence that CTranslate2 and the baselines are given, EOS included
 NORM_EPSILON = 1e-6  # as in AddAndNorm
-USE = {
-    "ctranslate2": "Translator(folder).translate_batch([subwords], length_penalty=0, min_decoding_length=0); subwords"
-    " are those of tokenizer.model; their length penalty is another than the paper's",
-    "safetensors": "transformer(**aiayn.json).load_state_dict(safetensors.torch.load_file('model.safetensors'));"
-    " transformer is that of aiayn.alternatives.parts",
-}
+FORMATS = ("ctranslate2", "safetensors")
 
 
 def projections(attention: SelfAttention | MemoryAttention, width: int) -> list[nn.Linear]:
@@ -117,8 +112,8 @@ def write(model: Transformer, subwords: list[str], format: str, folder: Path) ->
 
 def main(config: Config) -> None:
     """Exports the run that the configuration names into its folder, with its tokenizer."""
-    if config.format not in USE:
-        raise ConfigError(f"format={config.format}: export needs one of format={', format='.join(USE)}")
+    if config.format not in FORMATS:
+        raise ConfigError(f"format={config.format}: export needs one of format={', format='.join(FORMATS)}")
     if config.model.kind != "transformer":
         raise ConfigError(f"model.kind={config.model.kind}: only Transformers are exported, such as experiment=base")
     if config.format != "safetensors" and not config.model.in_table3:
@@ -141,7 +136,6 @@ def main(config: Config) -> None:
     sizes = {**dataclasses.asdict(config.model), "max_length": config.data.max_length}
     storage.write_json(folder / "aiayn.json", {**sizes, "vocab_size": len(dataset.tokenizer.subwords)})
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    print(f"to use it: {USE[config.format]}")
 
 
 def _widened(rows: Tensor, num_heads: int, width: int) -> Tensor:

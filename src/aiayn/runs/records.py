@@ -29,9 +29,9 @@ PAPER_DATA = "wmt14_en_de"
 # What a row says of itself.
 OF_ROW = ("model.", "fidelity.", "training.", "scale.", "decoding.")
 # What all runs of a table share, or they cannot be averaged or compared: all else that a run means, but for its seed.
-# Paths are not among it: the hashes say which text and which vocabulary, wherever a run was trained.
+# The hashes say which text and which vocabulary, wherever a run was trained.
 SHARED = (
-    *sorted(key for key in RESULT_AFFECTING - PATHS - {"experiment", "seed"} if not key.startswith(OF_ROW)),
+    *sorted(key for key in RESULT_AFFECTING - {"experiment", "seed"} if not key.startswith(OF_ROW)),
     *("sha256.data", "sha256.tokenizer"),
 )
 
@@ -204,7 +204,7 @@ def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
     return [
         printable(f"data.{key}={data.get(key)} instead of {value!r}")
         for key, value in compose.read_folder("conf", "data")[corpus].items()
-        if f"data.{key}" in RESULT_AFFECTING and data.get(key) != value
+        if f"data.{key}" in RESULT_AFFECTING | PATHS and data.get(key) != value
     ]
 
 
