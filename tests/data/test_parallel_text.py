@@ -50,9 +50,9 @@ def test_a_compressed_file_reads_as_a_plain_one_unless_torn(tmp_path, suffix, pa
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
 def test_another_unicode_encoding_is_refused_by_its_name(tmp_path, encoding) -> None:
     with pytest.raises(DataError, match=f"text is {encoding[:6].upper()}: convert it with `iconv ") as refused:
-        lines_of(tmp_path / "text", "one two\r\nthree\n".encode(encoding))
+        lines_of(tmp_path / "text", "„one two\r\nthree\n".encode(encoding))
     subprocess.run(str(refused.value).split("`")[1], shell=True, check=True)
-    assert list(read_lines(tmp_path / "text.utf8")) == [b"one two", b"three"]
+    assert list(read_lines(tmp_path / "text.utf8")) == ["„one two".encode(), b"three"]
 
 
 OTHERS = {"zip": b"PK\3\4\x14", "sevenzip": b"7z\xbc\xaf\x27\x1c", "zstd": b"\x28\xb5\x2f\xfd\4", "rar": b"Rar!\x1a\7"}

@@ -150,6 +150,7 @@ def test_a_result_of_another_run_or_text_finishes_nothing(toy_run, result_of):
         assert jobs.is_finished(here) == finished
     storage.write_text(folders.prepared_folder(here) / "manifest.json", "{")
     assert jobs.is_finished(here)  # nothing here says otherwise: it may have been trained elsewhere
+    assert not jobs.is_finished(schema.vary(here, data={"train_source": "another.en"}))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")

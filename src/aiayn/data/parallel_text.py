@@ -117,8 +117,10 @@ def _raw_lines(path: Path | Member) -> Iterator[bytes]:
                 if len(line) > LONGEST_LINE:
                     raise DataError(f"{path}, line {number + 1}: more than {LONGEST_LINE} bytes, which is no sentence")
                 if number == 0:
-                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or line[:4].count(0) in (2, 3):
-                        width, order = 32 if b"\0\0" in line[:4] else 16, "BE" if line[0] in b"\0\xfe" else "LE"
+                    head = line[:64]
+                    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 4 * head.count(0) > len(head) > 3:
+                        width, big_endian = 32 if b"\0\0" in line[:4] else 16, head[::2].count(0) > head[1::2].count(0)
+                        order = "BE" if big_endian or line[0] == codecs.BOM_UTF16_BE[0] else "LE"
                         command = f"iconv -f UTF-{width}{order} -t UTF-8 {path} > {path}.utf8"
                         raise DataError(f"{path} is UTF-{width}: convert it with `{command}`")
                     line = line.removeprefix(codecs.BOM_UTF8)

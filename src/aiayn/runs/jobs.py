@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import Config, ConfigError, result_affecting
+from aiayn.config.schema import Config, ConfigError, leaves, result_affecting
 from aiayn.core import signals, storage
 from aiayn.core.exit_codes import DONE, FAILED, INTERRUPTED
 from aiayn.data import prepare
@@ -78,12 +78,10 @@ def check_folder(run: Config) -> None:
     """ConfigError, naming key, old and new value, for a folder that holds another run; StorageError if unreadable."""
     folder = folders.run_folder(run)
     records.refuse_unreadable(records.read_run(folder))
-    if not (folder / "config.yaml").exists():
+    left = ("data.sha256", records.METRICS, records.CHECKPOINTS, records.RESULT)
+    if not (folder / "config.yaml").exists() or not any((folder / name).exists() for name in left):
         return
     before = result_affecting(compose.read(folder / "config.yaml"))
-    left = ("data.sha256", records.METRICS, records.CHECKPOINTS, records.RESULT)
-    if not any((folder / name).exists() for name in left):
-        return
     for key, value in result_affecting(run).items():
         if before[key] != value:
             raise ConfigError(
@@ -106,10 +104,10 @@ def check_data(folder: Path, sha256: str) -> None:
 
 
 def is_finished(run: Config) -> bool:
-    """True when the run folder holds a whole result of this very run, on the text that is prepared here, if any is."""
-    record = records.read_run(folders.run_folder(run))
-    here = prepare.sha256(run)
-    claims = result_affecting(run) | ({"sha256.data": here} if here else {})
+    """True when the folder holds a whole result of this very run and text, told by hash, or by path if unprepared."""
+    record, here = records.read_run(folders.run_folder(run)), prepare.sha256(run)
+    paths = {key: path for key, path, _ in leaves(run) if key.endswith(("_source", "_target"))}
+    claims = result_affecting(run) | ({"sha256.data": here} if here else paths)
     return record is not None and record.result is not None and not records.changed(claims, record.result)
 
 
