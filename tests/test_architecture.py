@@ -19,7 +19,7 @@ TESTS = ROOT / "tests"
 ALONE = ("manual", "cli", "__main__")  # modules in no package
 PACKAGES = (
     *("core", "config", "paper", "alternatives", "data", "runs", "evaluation"),
-    *("training", "cost", "sweep", "tables", "report", "bench", *ALONE),
+    *("training", "bench", "cost", "sweep", "tables", "report", *ALONE),
 )
 ROOMS = {
     "wandb": {"training.wandb_log", "report.wandb_workspace"},

@@ -242,9 +242,6 @@ def test_hydra_alone_would_execute_it(words, tmp_path, monkeypatch):  # control
     assert canary.exists()
 
 
-# Corpora
-
-
 def test_a_hostile_corpus_executes_nothing(finished, tmp_path):
     run = compose.compose_row(*finished)
     folder = Path(shutil.copytree(Path(run.prepared) / run.data.name, tmp_path / run.data.name))
@@ -287,9 +284,6 @@ def test_names_that_would_leave_it_are_refused(name):  # control of the test abo
         compose.checked(vary(base, data={"name": name}))
 
 
-# The network
-
-
 @pytest.mark.parametrize("address", [("example.org", 80), ("192.0.2.1", 443)])
 def test_no_test_reaches_the_network(address):
     with pytest.raises(AssertionError, match="asked for the network"):
@@ -297,11 +291,6 @@ def test_no_test_reaches_the_network(address):
     code = f"import socket; socket.create_connection({address!r}, timeout=1)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "asked for the network" in done.stderr
-
-
-def test_a_test_reaches_its_own_machine():  # control
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        socket.create_connection(server.getsockname()).close()
 
 
 def test_the_source_loads_no_checkpoint_or_array_unchecked():

@@ -32,7 +32,7 @@ GPUS = {
     "rtx4060": Device(30.2, 8.0),
 }
 # fp32 on one core with AVX-512 at 2.6 GHz: two units of 16 lanes, each multiplies and adds
-CORE = Device(0.166, None, 0.45, "measured: 75 GFLOP/s, base at scale mini on one core of an AMD EPYC")
+CORE = Device(0.166, None, basis="measured now in updates of base")
 
 
 def training_flops(

@@ -1,10 +1,12 @@
 """`aiayn plan`: what a run or the whole table takes, and everything that would stop it later; nothing is trained."""
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 from tabulate import tabulate
 
+from aiayn.bench.cases import Trainer, random_updates
 from aiayn.config import compose, folders
 from aiayn.config.schema import ROWS, Config, ConfigError, vary
 from aiayn.core.storage import disk_of, free_bytes
@@ -13,6 +15,7 @@ from aiayn.cost.device_schedule import Turn
 from aiayn.cost.estimate import GIGA, CorpusStatistics, Estimate, corpus_statistics, estimate
 from aiayn.data.parallel_text import DataError
 from aiayn.runs import devices, jobs
+from aiayn.runs.models import build, compute_with
 
 
 def rows(run: Config) -> list[Config]:
@@ -22,6 +25,23 @@ def rows(run: Config) -> list[Config]:
     own = compose.row(run.experiment, run).training
     given = {key: value for key, value in vars(run.training).items() if value != getattr(own, key)}
     return [vary(compose.row(name, run), training=given) for name in ROWS]
+
+
+def sustained(run: Config, corpus: CorpusStatistics) -> float:
+    """The share of its peak that a core of this machine sustains now, in updates of base at the scale of `run`."""
+    compute_with(run.hardware.threads)
+    # An update of the paper's would take half a minute; the sentence of a mean token is longer than the mean sentence
+    tokens, length = min(run.training.tokens_per_update, 1_000), corpus.target_length
+    bench = {"rounds": 1, "updates": 2, "mean_length": length / 1.43}
+    base = vary(compose.row("base", run), training={"tokens_per_update": tokens}, bench=bench)
+    updates, precision = random_updates(base), "bf16" if run.hardware.precision == "bf16-mixed" else "fp32"
+    trainer = Trainer(build(base, base.data.vocab_size), updates, precision, base)
+    trainer.run(0)
+    began = time.process_time()  # of this process alone, whatever else the machine does
+    trainer.run(1)
+    seconds, tokens = time.process_time() - began, sum(update.target_tokens for update in updates[2:])
+    work = flops.training_flops(base.model, base.data.vocab_size, tokens, tokens, length, length)
+    return work / seconds / (flops.CORE.peak * flops.TERA)
 
 
 class Disk(NamedTuple):
@@ -87,8 +107,10 @@ def main(run: Config) -> None:
     except (ConfigError, DataError) as error:
         failure = error
         corpus = CorpusStatistics(found="not usable, as the last line says; lengths are assumed")
-    planned = [estimate(row, corpus) for row in rows(run)]
-    hardware = run.hardware
+    hardware, device = run.hardware, flops.device(run.hardware, run.plan.gpu)
+    basis = device.basis if run.plan.efficiency is None else "given"
+    efficiency = run.plan.efficiency or (device.efficiency if device.memory else sustained(run, corpus))
+    planned = [estimate(row, corpus) for row in rows(vary(run, plan={"efficiency": efficiency}))]
     available = run.plan.gpus if hardware.accelerator == "gpu" else len(devices.names(hardware))
     if hardware.devices > available:
         raise ConfigError(f"plan.gpus={available}: must be at least hardware.devices={hardware.devices}")
@@ -96,7 +118,7 @@ def main(run: Config) -> None:
     seconds = {row.name: row.seconds for row in planned}
     turns = device_schedule.best_schedule(seconds, hardware.devices, most, available)
     written = disks(planned, corpus, available)
-    print("\n".join(text(planned, turns, corpus, available, written)))
+    print("\n".join(text(planned, turns, corpus, available, written, basis)))
     refused = refusals(planned, written, corpus)
     if len(refused) > 1:
         print("\n".join(f"REFUSED: {line}" for line in refused))
@@ -105,7 +127,7 @@ def main(run: Config) -> None:
     if refused:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         raise ConfigError(refused[0] + more)
-    data, memory = corpus.complete, flops.device(hardware, run.plan.gpu).memory
+    data, memory = corpus.complete, device.memory
     known = ["configuration", *(["data"] if data else []), *(["memory"] if memory else [])]
     unknown = "" if data else "; the data is not, it is still to be downloaded"
     unknown += "" if memory else "; memory is not, on a CPU"
@@ -118,13 +140,12 @@ def duration(seconds: float) -> str:
 
 
 def text(
-    planned: list[Estimate], turns: list[Turn], corpus: CorpusStatistics, available: int, written: list[Disk]
+    planned: list[Estimate], turns: list[Turn], corpus: CorpusStatistics, available: int, written: list[Disk], of: str
 ) -> list[str]:
-    """The plan as lines."""
+    """The plan as lines; `of` says where the efficiency is from."""
     run = planned[0].run
-    device, of = flops.device(run.hardware, run.plan.gpu), run.hardware.accelerator
-    unit = run.plan.gpu if of == "gpu" else "CPU core"
-    basis = f"{run.plan.efficiency:.0%}, given" if run.plan.efficiency else f"{device.efficiency:.0%}, {device.basis}"
+    device = flops.device(run.hardware, run.plan.gpu)
+    unit = run.plan.gpu if run.hardware.accelerator == "gpu" else "CPU core"
     shared = {turn.name: len(turn.devices) for turn in turns}
     head = ["row", "params M", "FLOP", "steps", "tokens M", "GB", "devices", "on one", "on all"]
     lines = []
@@ -148,7 +169,7 @@ def text(
         f"Plan at scale {run.scale.name} on {folders.setting(run)}: {len(planned)} rows, one seed each,"
         " nothing is trained",
         *table,
-        f"{available} x {unit}: peak {device.peak:g} TFLOP/s, of which training sustains {basis}.",
+        f"{available} x {unit}: peak {device.peak:g} TFLOP/s; training sustains {run.plan.efficiency:.0%} of it, {of}.",
         f"Lengths {known}: {corpus.source_length:.1f} source and {corpus.target_length:.1f} target tokens,"
         f" weighted by tokens{epochs}.",
         "GB: on each device, estimated. Left out: evaluation, start-up and traffic between devices that share a row.",

@@ -57,9 +57,8 @@ def path_of(folder: Path, step: int) -> Path:
 def is_intact(path: Path) -> bool:
     """True when the file is there and has the SHA-256 written beside it."""
     hash_file = _hash_file(path)
-    if not (path.is_file() and hash_file.is_file()):
-        return False
-    return hash_file.read_text("utf-8-sig", "replace").split()[:1] == [storage.sha256(path)]
+    there = path.is_file() and hash_file.is_file()
+    return there and hash_file.read_text("utf-8-sig", "replace").split()[:1] == [storage.sha256(path)]
 
 
 def newest(folder: Path, count: int = 1) -> list[Path]:

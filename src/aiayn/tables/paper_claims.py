@@ -238,7 +238,9 @@ def _verdict(
         return "undecided", f"{seeds} differ too much"
     if claim.metric == "BLEU" and sentences is None:
         return "undecided", "the prepared corpus, or the translations of some run, are not here to be resampled"
-    if sentences is not None and not _confirmed(claim, sentences, for_it):
+    (low, high), (least, most) = claim.region, sentences or claim.region
+    confirmed = low < least and most < high if for_it else most < low or least > high
+    if sentences is not None and not confirmed:
         return "undecided", "seeds decide, but not on this many sentences: a larger dev set would be needed"
     return "reproduced" if for_it else "contradicted", seeds
 
@@ -263,8 +265,3 @@ def _sentence_interval(claim: Claim, weights: Mapping[str, float], resampled: Re
     outside = 100 * ERROR_RATE / (1 if claim.equal else 2)
     low, high = np.percentile(effects, [outside, 100 - outside])
     return float(low), float(high)
-
-
-def _confirmed(claim: Claim, sentences: Interval, for_it: bool) -> bool:
-    (least, most), (low, high) = sentences, claim.region
-    return low < least and most < high if for_it else most < low or least > high

@@ -128,7 +128,7 @@ def fit(
     on_gpu, local_rank = run.hardware.accelerator == "gpu", int(os.environ.get("LOCAL_RANK", 0))
     module.ranks = ranks
     every, keep, last = training.checkpoint_every, training.keep_checkpoints, training.max_steps
-    bar = Bar(record, run.experiment, last)
+    bar, save = Bar(record, run.experiment, last), Save(record, folder / "checkpoints", every, keep, last, stop)
     trainer = Trainer(
         accelerator=run.hardware.accelerator,
         # Lightning trains one device and knows of no other rank: the sum of the gradients and the signals are ours
@@ -138,27 +138,16 @@ def fit(
         max_steps=last - record.start,
         # Under SLURM or torchrun Lightning would take their idea of the ranks for ours
         plugins=[LightningEnvironment()],
-        callbacks=[
-            record,
-            Dev(record, measure, training.dev_every, last),
-            bar,
-            Save(record, folder / "checkpoints", every, keep, last, stop),
-        ],
+        callbacks=[record, Dev(record, measure, training.dev_every, last), bar, save],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     module.wants_to_stop = lambda: bool(stop.asked)
-    stream = updates(
-        dataset.pairs("train"),
-        tokens_per_update=training.tokens_per_update,
-        tokens_per_micro_batch=tokens,
-        seed=run.seed,
-        start=record.start,
-        rank=int(os.environ.get("RANK", 0)),
-        ranks=ranks,
-    )
+    sizes = {"tokens_per_update": training.tokens_per_update, "tokens_per_micro_batch": tokens}
+    rank = int(os.environ.get("RANK", 0))
+    stream = updates(dataset.pairs("train"), **sizes, seed=run.seed, start=record.start, rank=rank, ranks=ranks)
     fitting = within_memory(run.hardware, "tokens_per_micro_batch", training.tokens_per_update, run.data.max_length)
     with fitting, bar.progress:  # off the screen before an error is printed
         trainer.fit(module, interruptible(stream, stop, ranks))
@@ -175,6 +164,8 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
     sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
     record.view({"step": run.training.max_steps, **dev_row(figures), TRANSLATIONS: samples(*sides)})
     (last,) = checkpoint.newest(folder / "checkpoints")
+    at_work = {"threads": run.hardware.threads, "devices": run.hardware.devices, "accelerator": record.device}
+    tokenizer, weights = (storage.sha256(path) for path in (dataset.folder / "tokenizer.model", last))
     result = {
         "schema": 1,
         "experiment": run.experiment + folders.variation(run),
@@ -193,19 +184,9 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
         "device_seconds": {device: round(passed, 3) for device, passed in record.device_seconds.items()},
         "target_tokens_per_second": round(record.target_tokens / record.seconds, 1),
         "dev": figures,
-        "sha256": {
-            "data": dataset.sha256,
-            "tokenizer": storage.sha256(dataset.folder / "tokenizer.model"),
-            "checkpoint": storage.sha256(last),
-        },
+        "sha256": {"data": dataset.sha256, "tokenizer": tokenizer, "checkpoint": weights},
         "versions": {"python": platform.python_version(), **versions()},
-        "hardware": {
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": run.hardware.threads,
-            "devices": run.hardware.devices,
-            "accelerator": record.device,
-        },
+        "hardware": {"machine": platform.machine(), "cores": os.cpu_count(), **at_work},
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     storage.write_json(folder / "result.json", result)
