@@ -160,8 +160,6 @@ def test_the_bomb_is_one(tmp_path):  # control
     assert max(len(data) for _, data in entries_of(tmp_path / "x.ckpt")) == 2**27
 
 
-# Configurations
-
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40)
 )

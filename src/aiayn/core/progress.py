@@ -45,14 +45,16 @@ def counted(what: str, total: int | None, unit: str) -> Iterator[Callable[[int],
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit)
     with bars(*columns, TimeRemainingColumn()) as progress:
         bar = progress.add_task(what, total=total)
-        done, logged = 0, time.perf_counter()
+        done, began = 0, time.perf_counter()
+        logged = began
 
         def report(more: int) -> None:
             nonlocal done, logged
-            done += more
+            done, now = done + more, time.perf_counter()
             progress.advance(bar, more)
-            if progress.disable and time.perf_counter() - logged > LOG_SECONDS:
-                logged = time.perf_counter()
+            last = done == total and logged > began  # of a log that has a line already
+            if progress.disable and (last or now - logged > LOG_SECONDS):
+                logged = now
                 print(f"{what}: {done}{'' if total is None else f' of {total}'} {unit}", file=sys.stderr, flush=True)
 
         yield report
