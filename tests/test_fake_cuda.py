@@ -42,7 +42,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
 
 
 def test_an_update_never_waits_and_its_kernel_fits(ask: Ask) -> None:
-    # Calls a micro-batch: none with one head of 512 or other scores; a bias is only in self-attention
+    # Calls a micro-batch: none with one head of 512, other scores or LSTMs; a bias is only in self-attention
     without = ["a_h1", "f_unscaled", "f_additive", "s_rnn", "s_rnn_attention"]
     calls = dict.fromkeys([*ROWS, *BEYOND], 18) | dict.fromkeys(without, 0)
     calls |= {"f_relative_positions": 6, "c_n2": 6, "c_n4": 12, "c_n8": 24}

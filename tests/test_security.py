@@ -34,9 +34,6 @@ from tests.test_cli import run_main
 SOURCE = Path(__file__).parents[1] / "src" / "aiayn"
 
 
-# Checkpoints
-
-
 class Touch:
     """Unpickled without care, it makes a file."""
 
@@ -254,8 +251,6 @@ def test_a_hostile_corpus_executes_nothing(finished, tmp_path):
     np.load(path, allow_pickle=True)  # control
     assert (tmp_path / "canary").exists()
 
-
-# Names
 
 NAMES = st.text(min_size=1, max_size=70) | st.text("./\\ ~$-_aZ9\0\n%", min_size=1, max_size=9)
 

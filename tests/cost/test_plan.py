@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import os
 import re
 from types import SimpleNamespace
@@ -48,18 +49,18 @@ def test_the_plan_has_times_epochs_and_disk() -> None:
     hours = rows[-1].seconds / 3600
     assert re.search(rf"^big .* 3 +{hours:.1f} h +{hours / 3:.1f} h$", text, re.MULTILINE)
     assert "31.5 source and 29.2 target tokens, weighted by tokens; 2.5 epochs of base." in text  # 100K times 25 000
-    assert "8 x h200: peak 989.4 TFLOP/s; training sustains 41% of it, given." in text
+    assert "8 x h200: peak 989.4 TFLOP/s, training sustains 41%, given." in text
     assert "Disk: 7.00 GB to be written, 9.0 GB free for output=x." in text
 
 
-def test_a_cpu_is_planned_by_what_it_sustains_now(monkeypatch) -> None:
-    run, corpus, clock = compose.compose_row("scale=mini"), estimate.CorpusStatistics(), iter([3.0, 3.5, 7.0, 8.0])
-    monkeypatch.setattr(plan, "time", SimpleNamespace(process_time=lambda: next(clock)))
-    fast, slow = (plan.sustained(run, corpus) for _ in range(2))
-    assert fast == pytest.approx(2 * slow)
-    # Two updates of at most 400 tokens took a second: what all 2 240 take by this is 1 120 s, or little more
-    (base, *_) = planned("scale=mini", f"plan.efficiency={slow}")
-    assert 1_120 <= base.seconds < 1.2 * 1_120
+@pytest.mark.parametrize("words", [[], ["fidelity=released_code"]])
+def test_a_cpu_is_planned_by_what_it_sustains_now(monkeypatch, words: list[str]) -> None:
+    clock = itertools.count(0.5)
+    monkeypatch.setattr(plan, "time", SimpleNamespace(thread_time=lambda: next(clock)))
+    share = plan.sustained(compose.compose_row("scale=mini", *words), estimate.CorpusStatistics())
+    # An update of at most 400 tokens took a second: all 2 240 take so many seconds, or somewhat more
+    (base, *_) = planned("scale=mini", *words, f"plan.efficiency={share}")
+    assert 2_240 <= base.seconds < 1.2 * 2_240
 
 
 def test_overrides_of_a_row_s_own_are_planned_alone() -> None:

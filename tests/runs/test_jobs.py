@@ -148,6 +148,7 @@ def test_a_result_of_another_run_or_text_finishes_nothing(toy_run, result_of):
         here = dataclasses.replace(toy_run, prepared=f"{toy_run.output}/{finished}")
         storage.write_json(folders.prepared_folder(here) / "manifest.json", {"sha256": sha256})
         assert jobs.is_finished(here) == finished
+        assert jobs.is_finished(schema.vary(here, data={"train_source": "moved.en"})) == finished
     storage.write_text(folders.prepared_folder(here) / "manifest.json", "{")
     assert jobs.is_finished(here)  # nothing here says otherwise: it may have been trained elsewhere
     assert not jobs.is_finished(schema.vary(here, data={"train_source": "another.en"}))

@@ -52,8 +52,7 @@ def counted(what: str, total: int | None, unit: str) -> Iterator[Callable[[int],
             nonlocal done, logged
             done, now = done + more, time.perf_counter()
             progress.advance(bar, more)
-            last = done == total and logged > began  # of a log that has a line already
-            if progress.disable and (last or now - logged > LOG_SECONDS):
+            if progress.disable and (now - logged > LOG_SECONDS or (done == total and logged > began)):
                 logged = now
                 print(f"{what}: {done}{'' if total is None else f' of {total}'} {unit}", file=sys.stderr, flush=True)
 

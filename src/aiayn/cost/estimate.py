@@ -105,7 +105,9 @@ def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: CorpusS
     dropout = mask * d if model.dropout else 0
     if model.kind != "transformer":
         # The input, four gates, the cell, its tanh and the state; then memory, states and contexts before and after
-        lstm = wide * (16 if narrow < wide else 8) * d + dropout  # no autocast; on a GPU torch's cells, not cuDNN's
+        lstm = (
+            wide * (16 if narrow < wide else 8) * d + dropout
+        )  # without autocast; 16 (bf16: a GPU) by torch's cells, not cuDNN's
         attended = narrow * 7 * d + wide * corpus.source_length if model.kind == "rnn_attention" else 0
         return model.num_layers * 2 * lstm + attended + narrow * d
     norm = wide * (d + 2) + dropout

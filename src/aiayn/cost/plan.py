@@ -1,4 +1,4 @@
-"""`aiayn plan`: what a run or the whole table takes, and everything that would stop it later; nothing is trained."""
+"""`aiayn plan`: what a run or the whole table takes, and everything that would stop it later; no run is trained."""
 
 import time
 from pathlib import Path
@@ -30,18 +30,19 @@ def rows(run: Config) -> list[Config]:
 def sustained(run: Config, corpus: CorpusStatistics) -> float:
     """The share of its peak that a core of this machine sustains now, in updates of base at the scale of `run`."""
     compute_with(run.hardware.threads)
-    # An update of the paper's would take half a minute; the sentence of a mean token is longer than the mean sentence
-    tokens, length = min(run.training.tokens_per_update, 1_000), corpus.target_length
-    bench = {"rounds": 1, "updates": 2, "mean_length": length / 1.43}
-    base = vary(compose.row("base", run), training={"tokens_per_update": tokens}, bench=bench)
+    # An update of the paper's would take minutes; a token's sentence is longer than the mean sentence
+    limit, length = min(run.training.tokens_per_update, max(1_000, run.data.max_length)), corpus.target_length
+    bench = {"rounds": 3, "updates": 1, "mean_length": max(length / 1.43, 1.0)}
+    base, data = compose.scaled(compose.unscaled("base", run)), {"vocab_size": corpus.vocab_size or run.data.vocab_size}
+    base = vary(base, training={"tokens_per_update": limit}, data=data, bench=bench)
     updates, precision = random_updates(base), "bf16" if run.hardware.precision == "bf16-mixed" else "fp32"
-    trainer = Trainer(build(base, base.data.vocab_size), updates, precision, base)
-    trainer.run(0)
-    began = time.process_time()  # of this process alone, whatever else the machine does
-    trainer.run(1)
-    seconds, tokens = time.process_time() - began, sum(update.target_tokens for update in updates[2:])
-    work = flops.training_flops(base.model, base.data.vocab_size, tokens, tokens, length, length)
-    return work / seconds / (flops.CORE.peak * flops.TERA)
+    trainer, seconds_per_token = Trainer(build(base, base.data.vocab_size), updates, precision, base), []
+    for number, update in enumerate(updates):
+        began = time.thread_time()  # without what this thread waits for a core
+        trainer.run(number)
+        seconds_per_token.append((time.thread_time() - began) * run.hardware.threads / update.target_tokens)
+    work = flops.training_flops(base.model, base.fidelity.rows(base.data.vocab_size), 1, 1, length, length)
+    return work / min(seconds_per_token) / (flops.CORE.peak * flops.TERA)
 
 
 class Disk(NamedTuple):
@@ -108,12 +109,12 @@ def main(run: Config) -> None:
         failure = error
         corpus = CorpusStatistics(found="not usable, as the last line says; lengths are assumed")
     hardware, device = run.hardware, flops.device(run.hardware, run.plan.gpu)
-    basis = device.basis if run.plan.efficiency is None else "given"
-    efficiency = run.plan.efficiency or (device.efficiency if device.memory else sustained(run, corpus))
-    planned = [estimate(row, corpus) for row in rows(vary(run, plan={"efficiency": efficiency}))]
     available = run.plan.gpus if hardware.accelerator == "gpu" else len(devices.names(hardware))
     if hardware.devices > available:
         raise ConfigError(f"plan.gpus={available}: must be at least hardware.devices={hardware.devices}")
+    basis = device.basis if run.plan.efficiency is None else "given"
+    efficiency = run.plan.efficiency or (device.efficiency if device.memory else sustained(run, corpus))
+    planned = [estimate(vary(row, plan={"efficiency": efficiency}), corpus) for row in rows(run)]
     most = device_schedule.most_of_one(hardware, available)
     seconds = {row.name: row.seconds for row in planned}
     turns = device_schedule.best_schedule(seconds, hardware.devices, most, available)
@@ -140,9 +141,14 @@ def duration(seconds: float) -> str:
 
 
 def text(
-    planned: list[Estimate], turns: list[Turn], corpus: CorpusStatistics, available: int, written: list[Disk], of: str
+    planned: list[Estimate],
+    turns: list[Turn],
+    corpus: CorpusStatistics,
+    available: int,
+    written: list[Disk],
+    basis: str,
 ) -> list[str]:
-    """The plan as lines; `of` says where the efficiency is from."""
+    """The plan as lines; `basis` says where the efficiency is from."""
     run = planned[0].run
     device = flops.device(run.hardware, run.plan.gpu)
     unit = run.plan.gpu if run.hardware.accelerator == "gpu" else "CPU core"
@@ -167,9 +173,9 @@ def text(
     ]
     return [
         f"Plan at scale {run.scale.name} on {folders.setting(run)}: {len(planned)} rows, one seed each,"
-        " nothing is trained",
+        " no run is trained",
         *table,
-        f"{available} x {unit}: peak {device.peak:g} TFLOP/s; training sustains {run.plan.efficiency:.0%} of it, {of}.",
+        f"{available} x {unit}: peak {device.peak:g} TFLOP/s, training sustains {run.plan.efficiency:.0%}, {basis}.",
         f"Lengths {known}: {corpus.source_length:.1f} source and {corpus.target_length:.1f} target tokens,"
         f" weighted by tokens{epochs}.",
         "GB: on each device, estimated. Left out: evaluation, start-up and traffic between devices that share a row.",

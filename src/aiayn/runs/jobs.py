@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import Config, ConfigError, leaves, result_affecting
+from aiayn.config.schema import PATHS, Config, ConfigError, leaves, result_affecting
 from aiayn.core import signals, storage
 from aiayn.core.exit_codes import DONE, FAILED, INTERRUPTED
 from aiayn.data import prepare
@@ -104,9 +104,9 @@ def check_data(folder: Path, sha256: str) -> None:
 
 
 def is_finished(run: Config) -> bool:
-    """True when the folder holds a whole result of this very run and text, told by hash, or by path if unprepared."""
+    """True when the folder holds a whole result of this run and text: by its hash or, unprepared, by its paths."""
     record, here = records.read_run(folders.run_folder(run)), prepare.sha256(run)
-    paths = {key: path for key, path, _ in leaves(run) if key.endswith(("_source", "_target"))}
+    paths = {key: path for key, path, _ in leaves(run) if key in PATHS}
     claims = result_affecting(run) | ({"sha256.data": here} if here else paths)
     return record is not None and record.result is not None and not records.changed(claims, record.result)
 

@@ -238,10 +238,10 @@ def _verdict(
         return "undecided", f"{seeds} differ too much"
     if claim.metric == "BLEU" and sentences is None:
         return "undecided", "the prepared corpus, or the translations of some run, are not here to be resampled"
-    (low, high), (least, most) = claim.region, sentences or claim.region
-    confirmed = low < least and most < high if for_it else most < low or least > high
-    if sentences is not None and not confirmed:
-        return "undecided", "seeds decide, but not on this many sentences: a larger dev set would be needed"
+    if sentences is not None:
+        (low, high), (least, most) = claim.region, sentences
+        if not (low < least and most < high if for_it else most < low or least > high):
+            return "undecided", "seeds decide, but not on this many sentences: a larger dev set would be needed"
     return "reproduced" if for_it else "contradicted", seeds
 
 
