@@ -48,6 +48,7 @@ def test_every_scale_is_there_in_the_order_of_compute(put_runs: PutRuns) -> None
     put_runs("scale=paper", "data=wmt14_en_de", rows=("base",))
     put_runs("scale=small", "data=tiny", rows=("base", "a_h1"))
     put_runs("scale=small", "data=tiny", "hardware=gpu", rows=("base", "a_h1"))
+    put_runs("scale=small", rows=("base",))  # on verses, its own corpus
     # Controls: another corpus, other formulas, too few updates, a damaged folder and a copied one
     put_runs("scale=mini", "data=tiny", "data.name=other", rows=("base",))
     put_runs("scale=small", "data=tiny", "fidelity=released_code", rows=("base",))
@@ -56,7 +57,7 @@ def test_every_scale_is_there_in_the_order_of_compute(put_runs: PutRuns) -> None
     good = (folders.run_folder(compose.row("base", run)) / "config.yaml").read_text()
     for name, text in (("torn", "<script>"), ("copied", good)):
         storage.write_text(Path(run.output) / name / "base" / "seed1" / "config.yaml", text)
-    assert names(run) == ["mini, tiny", "small, tiny", "small, tiny.bf16", "paper, wmt14_en_de"]
+    assert names(run) == ["mini, tiny", "small, bible", "small, tiny", "small, tiny.bf16", "paper, wmt14_en_de"]
     of_paper = compose.compose_row("scale=paper", "data=wmt14_en_de", f"output={run.output}")
     assert names(of_paper) == ["paper, wmt14_en_de"]
 

@@ -23,12 +23,14 @@ MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an ef
 
 
 def tables(run: Config, ours: Table) -> list[Table]:
-    """`ours` and what the other sweeps under `output` have on its data or under the paper's conditions, by compute."""
-    found = [ours]
+    """`ours` and the sweeps under `output` on its data, on their scales' own or under the paper's conditions."""
+    found, own = [ours], {name: compose.compose_row(f"scale={name}").data.name for name in compose.scales()}
     for other in _others(run):
         made = table3.table(other, records.read_runs(folders.sweep_folder(other)))
-        in_our_precision = schema.vary(other, hardware={"precision": run.hardware.precision})
-        if folders.setting(in_our_precision) == ours.data or made.comparable:
+        on_own = all(own.get(each.scale.name) == each.data.name for each in (run, other))
+        data, hardware = {"name": run.data.name} if on_own else {}, {"precision": run.hardware.precision}
+        like_ours = schema.vary(other, hardware=hardware, data=data)
+        if folders.setting(like_ours) == ours.data or made.comparable:
             found.append(made)
     found = [table for table in found if table.base.trained.training.max_steps >= MIN_UPDATES]
     return sorted(found, key=lambda table: planned(table, table.base))
@@ -84,7 +86,8 @@ def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
     power = FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e"))
     drawn[0][1].xaxis.set(major_locator=LogLocator(numticks=5), minor_locator=NullLocator(), major_formatter=power)
     at = [f"base at {figures.conditions(table)}: {flops.power(planned(table, table.base))}" for table in climbed]
-    at.append(f"in the paper: {flops.power(papers_compute(base.config))}; hollow dots have one seed")
+    differ = "the corpora differ; " * (len({table.data for table in climbed}) > 1)
+    at.append(f"in the paper: {flops.power(papers_compute(base.config))}; {differ}hollow dots have one seed")
     figure.supxlabel("\n".join(at), fontsize=7)
     figure.suptitle(f"{'ln PPL' if metric == 'PPL' else metric} minus base's against FLOPs of training", **SUPTITLE)
     return figure
