@@ -2,17 +2,20 @@
 
     python experiments/results/quoted.py table experiments/results/mini
     python experiments/results/quoted.py claims scale=mini
+    python experiments/results/quoted.py lengths scale=lengths
     python experiments/results/quoted.py variance experiment=big scale=mini seed=0 output=runs/criteria
 
 `table` reads `results.csv` of the folder: the effects of the 20 rows in the paper and there, and how well they agree.
 `claims` reads finished runs, such as unpacked archives: the verdicts on the paper's claims. Its words are those of
 `aiayn report`. What `aiayn prepare` makes with them has to be there, or no verdict on BLEU is certain.
+`lengths` reads the same: BLEU of each row by the length of the source, in the buckets of the report's figure.
 `variance` needs the checkpoints of a run. It is criterion 3d of `scales.md`, one figure for each layer of the encoder:
 the variance among the tokens of a sentence, as a share of the mean square. It is 0 when all tokens of a sentence are
 alike, so that attention to them has nothing to choose from.
 """
 
 import csv
+import dataclasses
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +30,7 @@ from aiayn.config import compose, folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.data.update_plan import gather
 from aiayn.paper.transformer import Transformer
+from aiayn.report import figures, html_report
 from aiayn.runs import records
 from aiayn.runs.models import trained
 from aiayn.tables import beyond, paper_claims, table3
@@ -139,6 +143,23 @@ def claims(*words: str) -> str:
     return f"{CLAIM_NOTE}\n{tabulate(cells, list(CLAIM_COLUMNS.values()), tablefmt='github')}"
 
 
+def lengths(*words: str) -> str:
+    """BLEU of each row that has finished runs, the mean over its seeds, by the length of the source in words."""
+    run = compose.compose_row(*words)
+    stored = records.read_runs(folders.sweep_folder(run))
+    made, others = table3.table(run, stored), beyond.table(run, stored)
+    lines = {line.name: line for line in (*made.lines, *(others.lines if others else ()))}
+    made = dataclasses.replace(made, lines=tuple(lines.values()))
+    source_words, counts, missing = html_report.on_dev(run, made)
+    if missing:
+        raise ConfigError(missing)
+    (axes,) = figures.lengths(made, counts, source_words).axes
+    heads = ["words of the source", *(label.get_text() for label in axes.get_xticklabels())]
+    drawn = {str(line.get_label()): np.asarray(line.get_ydata()) for line in axes.lines}
+    cells = [[name, *(f"{bleu:.1f}" for bleu in drawn[name])] for name in lines if name in drawn]
+    return tabulate(cells, heads, tablefmt="github", disable_numparse=True)
+
+
 def variance(*words: str) -> list[float]:
     """How far the tokens of a dev sentence differ after each layer of a trained run's encoder."""
     model, dataset, _ = trained(compose.compose_row(*words))
@@ -160,9 +181,11 @@ def variance(*words: str) -> list[float]:
 
 
 def main(what: str, *words: str) -> None:
-    """Prints the table of a folder and how well it agrees, the claims about a scale, or criterion 3d of a run."""
+    """Prints the table of a folder and how well it agrees, the claims about a scale, BLEU by length or criterion 3d."""
     if what == "claims":
         print(claims(*words))
+    elif what == "lengths":
+        print(lengths(*words))
     elif what == "variance":
         print(*(f"{share:.4f}" for share in variance(*words)))
     else:
