@@ -153,8 +153,8 @@ MUTANTS = {
     ),
     "a checkpoint with any hash is intact": Mutant(
         "src/aiayn/runs/checkpoint.py",
-        'return hash_file.read_text("utf-8-sig", "replace").split()[:1] == [storage.sha256(path)]',
-        "return True",
+        'return there and hash_file.read_text("utf-8-sig", "replace").split()[:1] == [storage.sha256(path)]',
+        "return there",
         "tests/runs/test_checkpoint.py::test_a_damaged_newest_is_named_and_the_one_before_is_used",
     ),
     "the mean of checkpoints is their sum": Mutant(
@@ -183,8 +183,8 @@ MUTANTS = {
     ),
     "the order of sentences ignores the seed": Mutant(
         "src/aiayn/training/train.py",
-        "        seed=run.seed,\n        start=record.start,",
-        "        seed=1,\n        start=record.start,",
+        "**sizes, seed=run.seed, start=record.start",
+        "**sizes, seed=1, start=record.start",
         "tests/training/test_train.py::test_the_seed_decides_weights_order_and_dropout",
     ),
     "dropout ignores the seed": Mutant(

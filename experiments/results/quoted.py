@@ -157,7 +157,7 @@ def lengths(*words: str) -> str:
     heads = ["words of the source", *(label.get_text() for label in axes.get_xticklabels())]
     drawn = {str(line.get_label()): np.asarray(line.get_ydata()) for line in axes.lines}
     cells = [[name, *(f"{bleu:.1f}" for bleu in drawn[name])] for name in lines if name in drawn]
-    return tabulate(cells, heads, tablefmt="github", disable_numparse=True)
+    return str(tabulate(cells, heads, tablefmt="github", disable_numparse=True))
 
 
 def variance(*words: str) -> list[float]:

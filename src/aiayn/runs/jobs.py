@@ -79,9 +79,9 @@ def check_folder(run: Config) -> None:
     folder = folders.run_folder(run)
     records.refuse_unreadable(records.read_run(folder))
     left = ("data.sha256", records.METRICS, records.CHECKPOINTS, records.RESULT)
-    if not (folder / "config.yaml").exists() or not any((folder / name).exists() for name in left):
+    before = result_affecting(compose.read(path)) if (path := folder / "config.yaml").exists() else None
+    if before is None or not any((folder / name).exists() for name in left):
         return
-    before = result_affecting(compose.read(folder / "config.yaml"))
     for key, value in result_affecting(run).items():
         if before[key] != value:
             raise ConfigError(
