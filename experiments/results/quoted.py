@@ -8,7 +8,8 @@
 `table` reads `results.csv` of the folder: the effects of the 20 rows in the paper and there, and how well they agree.
 `claims` reads finished runs, such as unpacked archives: the verdicts on the paper's claims. Its words are those of
 `aiayn report`. What `aiayn prepare` makes with them has to be there, or no verdict on BLEU is certain.
-`lengths` reads the same: BLEU of each row by the length of the source, in the buckets of the report's figure.
+`lengths` reads the same: BLEU by the length of the source, in the buckets of the report's figure, and how long the
+translations are, of the references' length.
 `variance` needs the checkpoints of a run. It is criterion 3d of `scales.md`, one figure for each layer of the encoder:
 the variance among the tokens of a sentence, as a share of the mean square. It is 0 when all tokens of a sentence are
 alike, so that attention to them has nothing to choose from.
@@ -144,7 +145,7 @@ def claims(*words: str) -> str:
 
 
 def lengths(*words: str) -> str:
-    """BLEU of each row that has finished runs, the mean over its seeds, by the length of the source in words."""
+    """By the length of the source in words, for each row: BLEU, and the translations' length over the references'."""
     run = compose.compose_row(*words)
     stored = records.read_runs(folders.sweep_folder(run))
     made, others = table3.table(run, stored), beyond.table(run, stored)
@@ -156,7 +157,12 @@ def lengths(*words: str) -> str:
     (axes,) = figures.lengths(made, counts, source_words).axes
     heads = ["words of the source", *(label.get_text() for label in axes.get_xticklabels())]
     drawn = {str(line.get_label()): np.asarray(line.get_ydata()) for line in axes.lines}
-    cells = [[name, *(f"{bleu:.1f}" for bleu in drawn[name])] for name in lines if name in drawn]
+    bucket_of = np.searchsorted([int(head.split()[-1]) for head in heads[1:]], source_words)
+    cells = [[f"{name}, BLEU", *(f"{bleu:.1f}" for bleu in drawn[name])] for name in lines if name in drawn]
+    for name in (name for name in lines if name in drawn):
+        of_row = np.sum([of_run for (row, _), of_run in counts.items() if row == name], 0)
+        sums = [of_row[bucket_of == bucket].sum(0) for bucket in range(len(heads) - 1)]
+        cells.append([f"{name}, length", *(f"{ours / references:.2f}" for *_, ours, references in sums)])
     return str(tabulate(cells, heads, tablefmt="github", disable_numparse=True))
 
 
