@@ -98,8 +98,11 @@ class MarianTransformer(nn.Module):
             **{f"{side}_{key}": value for key, value in stack.items() for side in ("encoder", "decoder")},
             d_model=model.d_model,
             vocab_size=model.embedding.num_embeddings,
-            **{"max_position_embeddings": POSITIONS, "activation_function": "relu", "scale_embedding": True},
-            **{"dropout": model.source_dropout.probability, "pad_token_id": PAD},
+            max_position_embeddings=POSITIONS,
+            activation_function="relu",
+            dropout=model.source_dropout.probability,
+            scale_embedding=True,
+            pad_token_id=PAD,
         )
         self.marian = transformers.MarianModel(options).to(model.embedding.weight.device)
         self.marian.load_state_dict(marian_state(model))

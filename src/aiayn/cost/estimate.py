@@ -104,10 +104,8 @@ def saved_bytes(model: Model, narrow: int, wide: int, mask: int, corpus: CorpusS
     d, h, d_k, d_v = model.d_model, model.num_heads, model.d_k, model.d_v
     dropout = mask * d if model.dropout else 0
     if model.kind != "transformer":
-        # The input, four gates, the cell, its tanh and the state; then memory, states and contexts before and after
-        lstm = (
-            wide * (16 if narrow < wide else 8) * d + dropout
-        )  # without autocast; 16 (bf16: a GPU) by torch's cells, not cuDNN's
+        # Input, gates, cell, its tanh, state: twice by torch's cells on a GPU, cuDNN's are unknown; memory and contexts
+        lstm = wide * (16 if narrow < wide else 8) * d + dropout  # without autocast
         attended = narrow * 7 * d + wide * corpus.source_length if model.kind == "rnn_attention" else 0
         return model.num_layers * 2 * lstm + attended + narrow * d
     norm = wide * (d + 2) + dropout

@@ -12,7 +12,7 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or a core of a CPU: peak in TFLOP/s, memory in GB, share of the peak in training, for a GPU alone."""
+    """A GPU, or a core of a CPU: peak in TFLOP/s, memory in GB; of a GPU, what share training sustains."""
 
     peak: float
     memory: float | None

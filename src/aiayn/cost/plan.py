@@ -128,10 +128,9 @@ def main(run: Config) -> None:
     if refused:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         raise ConfigError(refused[0] + more)
-    data, memory = corpus.complete, device.memory
-    known = ["configuration", *(["data"] if data else []), *(["memory"] if memory else [])]
-    unknown = "" if data else "; the data is not, it is still to be downloaded"
-    unknown += "" if memory else "; memory is not, on a CPU"
+    known = ["configuration", *(["data"] if corpus.complete else []), *(["memory"] if device.memory else [])]
+    unknown = "" if corpus.complete else "; the data is not, it is still to be downloaded"
+    unknown += "" if device.memory else "; memory is not, on a CPU"
     print(f"Nothing stands in the way: {', '.join(known)} and disk are checked{unknown}.")
 
 
@@ -141,12 +140,7 @@ def duration(seconds: float) -> str:
 
 
 def text(
-    planned: list[Estimate],
-    turns: list[Turn],
-    corpus: CorpusStatistics,
-    available: int,
-    written: list[Disk],
-    basis: str,
+    planned: list[Estimate], turns: list[Turn], corpus: CorpusStatistics, available: int, disks: list[Disk], basis: str
 ) -> list[str]:
     """The plan as lines; `basis` says where the efficiency is from."""
     run = planned[0].run
@@ -181,7 +175,7 @@ def text(
         "GB: on each device, estimated. Left out: evaluation, start-up and traffic between devices that share a row.",
         *(
             f"Disk: {disk.needed / GIGA:.2f} GB to be written, {disk.free / GIGA:.1f} GB free for {disk.keys}."
-            for disk in written
+            for disk in disks
         ),
         f"Data: {corpus.found}.",
         "Schedule, longest first, as a sweep on one machine with these devices works through it:",

@@ -74,7 +74,6 @@ MAX_PROCESSES = 8  # each holds about 75 MB, and one process that reads cannot f
 
 # What files are by their first bytes, whatever their names say
 _UNPACK: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
-_WIDE = {f"UTF-{bits}{order}": getattr(codecs, f"BOM_UTF{bits}_{order}") for bits in (32, 16) for order in ("LE", "BE")}
 _NO_TEXT = re.compile(
     rb"(?s)(?P<zstd>\x28\xb5\x2f\xfd)|(?P<zip>PK\x03\x04)|(?P<sevenzip>7z\xbc\xaf)|(?P<rar>Rar!\x1a)|(?P<tar>.{257}ustar)"
     rb"|(?P<gzip>\x1f\x8b)|(?P<lzma>\x5d\0\0)|(?P<SQLite>SQLite format 3\0)|(?P<Parquet>PAR1\x15)|(?P<PDF>%PDF-)"
@@ -118,22 +117,14 @@ def _raw_lines(path: Path | Member) -> Iterator[bytes]:
                 if len(line) > LONGEST_LINE:
                     raise DataError(f"{path}, line {number + 1}: more than {LONGEST_LINE} bytes, which is no sentence")
                 if number == 0:
-                    if encoding := _wide_encoding(line[:64]):
-                        command = f"iconv -f {encoding} -t UTF-8 {path} > {path}.utf8"
-                        raise DataError(f"{path} is {encoding[:-2]}: convert it with `{command}`")
+                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or line[:4].count(0) in (2, 3):
+                        width, order = 32 if b"\0\0" in line[:4] else 16, "BE" if line[0] in b"\0\xfe" else "LE"
+                        command = f"iconv -f UTF-{width}{order} -t UTF-8 {path} > {path}.utf8"
+                        raise DataError(f"{path} is UTF-{width}: convert it with `{command}`")
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
     except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
-
-
-def _wide_encoding(head: bytes) -> str:
-    """UTF-16 or UTF-32 and its byte order, by its mark or, of mostly Latin letters, without one; or nothing."""
-    marked = [name for name, mark in _WIDE.items() if head.startswith(mark)]
-    texts = {name: head.decode(name, "replace").removesuffix("\ufffd") for name in _WIDE}
-    whole = {name: text for name, text in texts.items() if len(text) > 1 and not {"\0", "\ufffd"} & {*text}}
-    latin = max(whole, key=lambda name: sum(map(str.isascii, whole[name])), default="")
-    return marked[0] if marked else latin if 4 * head.count(0) > len(head) else ""
 
 
 def read_pairs(files: Files, dropped: Counter[str] | None) -> Iterator[Pair]:

@@ -12,27 +12,33 @@ from aiayn.data.download import Remote
 from aiayn.data.parallel_text import DataError, Files, Member, Split, Text
 
 EUROPARL = Remote(
-    *("http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz", 657_632_379),
+    "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
+    657_632_379,
     "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
 )
 COMMON_CRAWL = Remote(
-    *("http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz", 918_311_367),
+    "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz",
+    918_311_367,
     "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
 )
 NEWS_COMMENTARY = Remote(
-    *("http://www.statmt.org/wmt14/training-parallel-nc-v9.tgz", 80_418_416),
+    "http://www.statmt.org/wmt14/training-parallel-nc-v9.tgz",
+    80_418_416,
     "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
 )
 UNITED_NATIONS = Remote(
-    *("http://www.statmt.org/wmt13/training-parallel-un.tgz", 2_365_634_246),
+    "http://www.statmt.org/wmt13/training-parallel-un.tgz",
+    2_365_634_246,
     "29141b5c1eba149a94f7a59d3b1a834b2e47fe0f8758d68dcd77a3d3f497ee47",
 )
 GIGA = Remote(
-    *("http://www.statmt.org/wmt10/training-giga-fren.tar", 2_595_102_720),
+    "http://www.statmt.org/wmt10/training-giga-fren.tar",
+    2_595_102_720,
     "3ff8319f6919393520559bfbc7ad6a747ec81b3abc7be9993b338d4b017b4d9a",
 )
 NEWSTEST = Remote(
-    *("http://data.statmt.org/wmt19/translation-task/dev.tgz", 38_654_961),
+    "http://data.statmt.org/wmt19/translation-task/dev.tgz",
+    38_654_961,
     "7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
 )
 

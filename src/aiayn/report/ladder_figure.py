@@ -23,7 +23,7 @@ MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an ef
 
 
 def tables(run: Config, ours: Table) -> list[Table]:
-    """`ours` and the sweeps under `output` on its data, on their scales' own or under the paper's conditions."""
+    """`ours` and the sweeps under `output` on its data, their scales' own or the paper's conditions, by compute."""
     found, own = [ours], {name: compose.compose_row(f"scale={name}").data.name for name in compose.scales()}
     for other in _others(run):
         made = table3.table(other, records.read_runs(folders.sweep_folder(other)))

@@ -98,9 +98,10 @@ def workspace(run: Config, entity: str) -> Any:
     sections = [
         ws.Section(name=title, panels=[*map(_built, panels)], is_open=True) for title, panels in SECTIONS.items()
     ]
-    names = {"entity": entity, "project": run.wandb.project, "name": name(run)}
     return ws.Workspace(
-        **names,
+        entity=entity,
+        project=run.wandb.project,
+        name=name(run),
         sections=sections,
         settings=ws.WorkspaceSettings(x_axis=wandb_log.STEP, max_runs=MOST_RUNS),
         runset_settings=ws.RunsetSettings(

@@ -66,9 +66,14 @@ def build(config: Config, vocab_size: int) -> TranslationModel:
         of_lstm = {key: sizes[key] for key in ("num_layers", "d_model", "dropout")} | {"vocab_size": rows}
         model: TranslationModel = RecurrentModel(**of_lstm, attention=config.model.kind == "rnn_attention")
     else:
-        sizes |= {"max_length": config.data.max_length, "vocab_size": rows, "zero_start": fidelity.zero_start}
-        sizes |= {"target_space": fidelity.target_space, "sinusoids_in_halves": fidelity.sinusoids == "halves"}
-        model = transformer(**sizes)
+        model = transformer(
+            **sizes,
+            max_length=config.data.max_length,
+            vocab_size=rows,
+            sinusoids_in_halves=fidelity.sinusoids == "halves",
+            target_space=fidelity.target_space,
+            zero_start=fidelity.zero_start,
+        )
     # Before a checkpoint is loaded: weights of 64 bits would lose half of them in a model of 32
     return model.double() if config.hardware.precision == "64-true" else model
 

@@ -139,7 +139,10 @@ def fit(
         # Under SLURM or torchrun Lightning would take their idea of the ranks for ours
         plugins=[LightningEnvironment()],
         callbacks=[record, Dev(record, measure, training.dev_every, last), bar, save],
-        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),  # type: ignore[arg-type]
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
     module.wants_to_stop = lambda: bool(stop.asked)
     sizes = {"tokens_per_update": training.tokens_per_update, "tokens_per_micro_batch": tokens}
