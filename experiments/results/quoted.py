@@ -170,7 +170,7 @@ def variance(*words: str) -> list[float]:
     """How far the tokens of a dev sentence differ after each layer of a trained run's encoder."""
     model, dataset, _ = trained(compose.compose_row(*words))
     assert isinstance(model, Transformer)
-    batch = gather(dataset.pairs("dev"), np.arange(VARIANCE_SENTENCES))
+    batch = gather(dataset.pairs("dev"), np.arange(min(VARIANCE_SENTENCES, len(dataset.pairs("dev")))))
     lengths = batch.source_offsets.diff().tolist()
     shares: list[float] = []
 
@@ -200,6 +200,6 @@ def main(what: str, *words: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(*sys.argv[1:])
-    except ConfigError as error:
+        main(*sys.argv[1:] or sys.exit(__doc__))
+    except (ConfigError, OSError) as error:
         sys.exit(str(error))

@@ -56,13 +56,13 @@ def lines(weights: Weights, queries: list[str], keys: list[str], title: str) -> 
 def _panels(count: int, width: float, height: float, title: str) -> tuple[Figure, list[Any]]:
     columns = min(count, _COLUMNS)
     rows = -(-count // columns)
-    figure = Figure(figsize=(columns * width, rows * height + 0.4))
+    figure = Figure(figsize=(columns * max(width, 4 / columns), rows * height + 0.6))  # a title needs 4 inches
     panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for head, axes in enumerate(panels[:count], 1):
         axes.set_title(f"head {head}", fontsize=8)
     for unused in panels[count:]:
         unused.axis("off")
-    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    figure.suptitle(title.replace(": ", "\n"), fontsize=9, x=0.01, ha="left")
     return figure, panels[:count]
 
 

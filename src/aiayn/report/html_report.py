@@ -74,7 +74,7 @@ def sections(run: Config, table: Table, others: Table | None) -> list[Section]:
         Section("By scale", figures=ladders.items()),
         Section("Paper against ours", [formats.rank_sentence(table)], figures=compared.items()),
         Section("Learning curves", figures=curved.items()),
-        Section("Lengths", figures=lengths.items()),
+        Section("Lengths", [missing] if missing else [], figures=lengths.items()),
     ]
     if others:
         findings = paper_claims.check(others, counts, beyond.CLAIMS)

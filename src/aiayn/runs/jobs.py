@@ -75,18 +75,18 @@ def check(run: Config) -> None:
 
 
 def check_folder(run: Config) -> None:
-    """ConfigError, naming key, old and new value, for a folder that holds another run; StorageError if unreadable."""
+    """ConfigError with key (a scale's first) and both values if the folder has another run; StorageError if unread."""
     folder = folders.run_folder(run)
     records.refuse_unreadable(records.read_run(folder))
     left = ("data.sha256", records.METRICS, records.CHECKPOINTS, records.RESULT)
     before = result_affecting(compose.read(path)) if (path := folder / "config.yaml").exists() else None
     if before is None or not any((folder / name).exists() for name in left):
         return
-    for key, value in result_affecting(run).items():
+    for key, value in sorted(result_affecting(run).items(), key=lambda item: not item[0].startswith("scale.")):
         if before[key] != value:
             raise ConfigError(
-                f"{key}={value}: {folder} holds a run with {key}={before[key]}; give that value, or output=FOLDER for"
-                " another run"
+                f"{key}={value}: {folder} holds a run with {key}={before[key]}; give that value, or for another"
+                " run another scale.name or output=FOLDER"
             )
 
 

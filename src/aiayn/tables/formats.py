@@ -164,10 +164,10 @@ def conditions(table: Table) -> str:
     others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
     deviation = " (mean ± sample standard deviation)" if len(table.seeds) > 1 else ""
     return (
-        f"Scale {scale['name']}: {', '.join(changed) or 'every factor is 1'}; base was trained with {sizes}."
+        f"Scale {scale['name']}: {', '.join(changed) or 'every factor is 1'}; base has {sizes}."
         f" Data: {table.data}, dev set{''.join(f', {other}' for other in others)}."
         f" Seeds: {', '.join(map(str, table.seeds)) or 'none finished'}{deviation}."
-        + (f" Left out: {table.others} runs with other settings than a row's." if table.others else "")
+        + (f" Runs left out, since their settings are not a row's: {table.others}." if table.others else "")
     )
 
 
