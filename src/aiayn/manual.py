@@ -46,7 +46,7 @@ aiayn report  # runs/tiny-mini/report/report.html, and the figures as SVG and PN
 aiayn attention experiment=base < sentence.txt  # pages and figures in runs/tiny-mini/base/seed1/attention/
 aiayn dashboard  # prints what would be built; uses no network
 aiayn export format=ctranslate2 experiment=base  # into runs/tiny-mini/base/seed1/export-ctranslate2
-aiayn bench scale=mini  # updates of base: tokens/s and memory
+aiayn bench scale=mini  # updates of base: tokens/s
 aiayn plan data=wmt14_en_de scale=paper hardware=gpu plan.gpu=h200 plan.gpus=8  # the 20 rows on eight H200
 """
 DOCUMENTED = {"config.yaml": "", "data/files.yaml": "data.", "hardware/cpu.yaml": "hardware."}

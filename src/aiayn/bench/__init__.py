@@ -1,1 +1,1 @@
-"""Speed and memory, measured beside other implementations."""
+"""Speed, measured beside other implementations."""

@@ -18,7 +18,7 @@ from tabulate import tabulate
 from aiayn.bench.cases import OURS, decoding, training
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
-from aiayn.runs.models import take_gpu
+from aiayn.runs.models import compute_with, take_gpu
 from aiayn.training import train
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
@@ -33,7 +33,7 @@ def main(run: Config) -> None:
         )
     gpu = run.hardware.accelerator == "gpu"
     take_gpu(run.hardware)
-    torch.set_num_threads(run.hardware.threads)
+    compute_with(run.hardware.threads)
     began, precisions = time.perf_counter(), ["bf16"] if gpu else ["fp32", "bf16"]
     if run.bench.kind == "training":
         parts = {"training": training(run, precisions)}

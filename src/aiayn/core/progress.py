@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line every minute or so in a log, nothing for what is quick."""
+"""Progress of long work: a bar on a terminal, a line every 15 seconds in a log, nothing for what is quick."""
 
 import os
 import re

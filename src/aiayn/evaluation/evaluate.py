@@ -74,13 +74,13 @@ def evaluate_trained(config: Config) -> tuple[Dataset, str]:
     """
     compute_with(config.hardware.threads)
     model, dataset, folder = trained(config)
+    updates, last = checkpoint.step_of(checkpoint.newest(folder / "checkpoints")[0]), config.training.max_steps
     split = cast(HeldOut, config.split)
     with progress.counted(f"decoding {split}", len(dataset.pairs(split)), "sentences") as done:
         figures, translations = evaluate(model, dataset, split, config, done)
     # Of another beam search than the row's own: beside its figures, not in their place
     decoded = "" if folder == run_folder(config) else variation(config)
     name = f"{split}-average{config.average}{decoded}"
-    updates, last = checkpoint.step_of(checkpoint.newest(folder / "checkpoints")[0]), config.training.max_steps
     low, high = figures["bleu_ci95"]
     unfinished = f", after {updates} of {last} updates" if updates < last else ""
     print(f"{config.experiment} seed {config.seed}, {config.data.name} {split}, scale {config.scale.name}{unfinished}:")

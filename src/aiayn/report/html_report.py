@@ -45,15 +45,15 @@ def on_dev(run: Config, table: Table) -> tuple[list[int], Counts, str]:
     try:
         words = [len(line.split()) for line in Dataset.open(folders.prepared_folder(run)).texts("dev", "source")]
         counts = beyond.counts_of(run, table)
-        missing = "" if counts else "No paired bootstrap: no finished run has translations of the corpus that is here."
+        missing = "" if counts else "No BLEU by sentence: no finished run has translations of the corpus that is here."
         return words, counts, missing
     except (DataError, OSError) as error:
-        return [], {}, f"No paired bootstrap: {printable(str(error))}"
+        return [], {}, f"No BLEU by sentence: {printable(str(error))}"
 
 
 def sections(run: Config, table: Table, others: Table | None) -> list[Section]:
     """The parts of the report, each with its figures by name, drawn and not written yet; without what is damaged."""
-    folder, lines = folders.sweep_folder(run), (*table.lines, *(others.lines[1:] if others else ()))
+    folder, lines = folders.sweep_folder(run), (*table.lines, *(others.lines[len(beyond.COMPARED) :] if others else ()))
     seeds = [(line.name, found.seed) for line in lines for found in line.runs]
     runs = {key: curves.read(folder / key[0] / f"seed{key[1]}") for key in progress.each(seeds, "reading curves")}
     words, counts, missing = on_dev(run, dataclasses.replace(table, lines=lines))
