@@ -51,8 +51,8 @@ MUTANTS = {
     ),
     "padding is attended to": Mutant(
         "src/aiayn/paper/batch.py",
-        "~self.is_padding[:, None, None]",
-        "~self.is_padding[:, None, None] | True",
+        "to_device(is_token, self.device)",
+        "to_device(is_token | True, self.device)",
         "tests/paper/test_attention.py::test_self_attention_equals_its_definition",
     ),
     "label smoothing spreads over V tokens, the target among them": Mutant(

@@ -199,7 +199,9 @@ def main(what: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     try:
-        main(*sys.argv[1:] or sys.exit(__doc__))
+        main(*sys.argv[1:])
     except (ConfigError, OSError) as error:
         sys.exit(str(error))

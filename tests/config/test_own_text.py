@@ -38,8 +38,9 @@ def test_a_prefix_stands_for_both_files_of_its_split():
     files = {"a/t.is", "a/t.fi", "other", "d.fi", "e.1.is", "e.1.fi"}
     assert {getattr(data, key.removeprefix("data.")) for key in schema.PATHS} == files
     assert (data.train_target, data.dev_source, data.test_source) == ("a/t.fi", "other", "e.1.is")
-    with pytest.raises(schema.ConfigError, match=r"data\.source_language has no value"):
-        compose.compose_row(*words)
+    for train in ([], ["data.train=", "data.train_source=a", "data.train_target=b"]):
+        with pytest.raises(schema.ConfigError, match=r"data\.source_language has no value"):
+            compose.compose_row(*words, *train)
 
 
 def test_own_text_without_data_files_is_no_embedded_corpus():

@@ -76,7 +76,7 @@ def test_the_papers_tokenizer_makes_a_corpus_of_its_own(tmp_path, capsys, monkey
     assert dataset.pairs("dev").target_lengths[:].tolist() == [len(sentence) + 1 for sentence in ids]
 
 
-@pytest.mark.parametrize("manifest", ["", "[]", '{"settings": []}', '{"schema": 2}'])
+@pytest.mark.parametrize("manifest", ["", "[]", '{"settings": []}', '{"schema": 2}', "[" * 100_000], ids=len)
 def test_a_foreign_manifest_is_refused_with_the_repair(run, manifest):
     storage.write_text(folders.prepared_folder(run) / "manifest.json", manifest)
     prepare.check(run)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import varlen
 
 from aiayn.paper import attention
-from aiayn.paper.attention import MemoryAttention, SelfAttention, scaled_dot_product_attention
+from aiayn.paper.attention import MemoryAttention, SelfAttention, attend, scaled_dot_products
 from aiayn.paper.batch import FILLERS, Packing
 
 D, H, K, V = 22, 3, 5, 7
@@ -49,10 +49,10 @@ def test_eq_1_by_hand() -> None:
     keys = torch.tensor([[0.0, 5.0, 5.0, 5.0], [math.log(3), 7.0, 7.0, 7.0]])
     values = torch.tensor([[4.0, 0.0, 8.0], [8.0, 4.0, 0.0]])
     expected = torch.tensor([[7.0, 3.0, 2.0]])
-    torch.testing.assert_close(scaled_dot_product_attention(queries, keys, values, None)[0], expected)
+    torch.testing.assert_close(attend(scaled_dot_products(queries, keys), values, None)[0], expected)
     # Without the second key only the first value is left
     mask = torch.tensor([[True, False]])
-    torch.testing.assert_close(scaled_dot_product_attention(queries, keys, values, mask)[0], values[:1])
+    torch.testing.assert_close(attend(scaled_dot_products(queries, keys), values, mask)[0], values[:1])
 
 
 # Eq. 1 written out for short sentences, torch's kernel for long ones

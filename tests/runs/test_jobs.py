@@ -33,6 +33,8 @@ def test_a_folder_of_another_run_is_refused_with_both_values(toy_run):
     folder = hold(toy_run, "data", vocab_size=777)
     with pytest.raises(schema.ConfigError, match=rf"data\.vocab_size=25: {re.escape(str(folder))} .*=777;"):
         jobs.check(toy_run)
+    with pytest.raises(schema.ConfigError, match=r"^scale\.width=9\.0: "):  # before what it multiplies
+        jobs.check(schema.vary(toy_run, scale={"width": 9.0}))
     for section, values in (("hardware", {"threads": 3}), ("data", {"train_source": "elsewhere"})):  # control
         hold(toy_run, section, **values)
         jobs.check(toy_run)
@@ -45,17 +47,16 @@ def test_missing_text_is_refused_before_a_folder_is_made(toy_run, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_start_writes_config_and_log_and_removes_the_failure(toy_run, tmp_path, monkeypatch):
+def test_a_start_writes_config_and_log_and_removes_leftovers(toy_run, monkeypatch):
     folder = folders.run_folder(toy_run)
-    (tmp_path / "python").write_text("#!/bin/sh\necho hello\n")
-    (tmp_path / "python").chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", "/bin/echo")
     records.record_failure(folder, 3, "before")
+    (folder / f".metrics.jsonl.{os.uname().nodename}.999999999.0.tmp").touch()  # of a process that was killed
     for _ in range(2):
         jobs.start(toy_run, folder / "worker.log", ExitStack(), {}).ranks[0].wait()
-    assert not (folder / "failure.json").exists()
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", "worker.log"}
     assert compose.read(folder / "config.yaml") == toy_run
-    assert (folder / "worker.log").read_text() == "hello\nhello\n"
+    assert (folder / "worker.log").read_text() == f"-m aiayn.training.worker {folder}\n" * 2
 
 
 def worker(toy_run: schema.Config, folder: Path, *codes: str) -> jobs.Job:

@@ -125,7 +125,7 @@ def sizes(model: Transformer) -> tuple[int, int]:
     if not first.d_k == first.d_v == width or isinstance(model.source_positions, LearnedPositions):
         raise ConfigError(
             f"model.d_k={first.d_k}, model.d_v={first.d_v}: the baselines, whose heads are d_model / h = {width:g} wide"
-            " and whose positions are sinusoids, cannot hold this row, but base at scale=mini"
+            " and whose positions are sinusoids, cannot hold this row; base at scale=mini they can"
         )
     return first.num_heads, model.encoder[0].feed_forward[0].out_features  # type: ignore[index, union-attr]
 

@@ -5,20 +5,20 @@ import os
 import platform
 import re
 import shlex
-import statistics
 import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tabulate import tabulate
 
 from aiayn.bench.cases import OURS, decoding, training
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
-from aiayn.runs.models import compute_with, take_gpu
+from aiayn.runs.models import compute_with, take_gpu, within_memory
 from aiayn.training import train
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
@@ -36,7 +36,8 @@ def main(run: Config) -> None:
     compute_with(run.hardware.threads)
     began, precisions = time.perf_counter(), ["bf16"] if gpu else ["fp32", "bf16"]
     if run.bench.kind == "training":
-        parts = {"training": training(run, precisions)}
+        with within_memory(run.hardware, "tokens_per_micro_batch", run.training.tokens_per_update, run.data.max_length):
+            parts = {"training": training(run, precisions)}
     else:
         parts = {f"decoding, beam {n}": decoding(run, precisions, n) for n in (run.decoding.beam_size, 1)}
     rows = by_case(parts)
@@ -65,19 +66,24 @@ def by_case(parts: dict[str, Any]) -> list[dict[str, str]]:
     """One row per case and precision: tokens/s in the fastest round, the rounds' spread, the ratio to ours."""
     rows = []
     for name, part in parts.items():
-        fastest = {(line["name"], line["precision"]): min(line["seconds_per_round"]) for line in part["lines"]}
-        tokens = statistics.mean(part["target_tokens"])
+        # Seconds a token of each round: rounds hold different numbers of tokens
+        rounds = {
+            (line["name"], line["precision"]): np.divide(line["seconds_per_round"], part["target_tokens"])
+            for line in part["lines"]
+        }
+        tokens_per_unit = np.mean(part["target_tokens"]) / part["units_per_round"]
         for line in part["lines"]:
-            seconds, precision = line["seconds_per_round"], line["precision"]
-            least, ours = min(seconds), fastest.get((OURS, precision), fastest[OURS, part["lines"][0]["precision"]])
+            seconds, precision = rounds[line["name"], line["precision"]], line["precision"]
+            least = seconds.min()
+            ours = rounds.get((OURS, precision), rounds[OURS, part["lines"][0]["precision"]]).min()
             rows.append(
                 {
                     "part": name,
                     "case": line["name"],
                     "precision": precision,
-                    "target tok/s": f"{tokens / least:,.0f}",
-                    f"ms per {part['unit']}": f"{1000 * least / part['units_per_round']:,.1f}",
-                    "spread": f"{max(seconds) / least - 1:.0%}",
+                    "target tok/s": f"{1 / least:,.0f}",
+                    f"ms per {part['unit']}": f"{1000 * least * tokens_per_unit:,.1f}",
+                    "spread": f"{seconds.max() / least - 1:.0%}",
                     "aiayn is": "" if line["name"] == OURS else f"{least / ours:.2f} x",
                     "check": ", ".join(f"{key.replace('_', ' ')} {value:.2g}" for key, value in line["checks"].items()),
                 }

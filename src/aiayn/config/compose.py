@@ -153,7 +153,7 @@ def _complete(data: dict[str, Any]) -> None:
             data[spoken] = ending[1]
         if prefix and data[key] == "???":
             data[key] = f"{prefix}.{data[spoken]}"
-    if data.get("source_language") == "???" and not data.get("train"):
+    if data.get("source_language") == "???" and not any(data.get(split) for split in ("train", "dev", "test")):
         data["source_language"] = "und"  # undetermined, of ISO 639: only tokenizer=paper asks for it
 
 

@@ -9,6 +9,7 @@ from aiayn.cost import flops
 from aiayn.data import prepare, wmt14
 from aiayn.data.parallel_text import read
 from aiayn.paper.attention import KERNEL_WIDTH
+from aiayn.paper.loss import CHUNK_ELEMENTS
 from aiayn.runs.models import parameters
 
 GIGA = 1e9
@@ -90,9 +91,9 @@ def memory(run: Config, count: int, embedding_rows: int, corpus: CorpusStatistic
     tokens = min(hardware.tokens_per_micro_batch, run.training.tokens_per_update)
     activations = saved_bytes(run.model, narrow, wide, mask, corpus) * tokens
     states = count * STATE_BYTES * wide / 4 + (2 * count if narrow == 2 else 0)
-    # The logits of a part, their probabilities, both narrow and wide, and the gradient of the embedding
-    part = min(tokens, 4096 if gpu else 512)
-    loss = part * embedding_rows * 2 * (narrow + wide) + embedding_rows * run.model.d_model * wide
+    # A part's logits and probabilities, narrow and wide; the embedding, its gradient, and the part's share of that
+    part = min(tokens, max(64, CHUNK_ELEMENTS[hardware.device] // embedding_rows // 64 * 64))
+    loss = embedding_rows * (part * 2 * (narrow + wide) + run.model.d_model * (2 * narrow + wide))
     return states + activations + loss + (CONTEXT_BYTES if gpu else 0)
 
 

@@ -68,7 +68,7 @@ class Dataset:
         except FileNotFoundError as error:
             missing = f"{folder} holds no prepared data: `aiayn prepare` with the same arguments makes it"
             raise DataError(missing) from error
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DataError(f"{path} is damaged or not ours: {remedy(folder)}") from error
         if damage:
             raise DataError(f"{damage}: {remedy(folder)}")

@@ -176,7 +176,8 @@ def _encode(
     lines = counts["kept"] + dropped.total()
     if unusable := dropped - Counter({reason: dropped[reason] for reason in ("over max_words", "beyond pairs")}):
         warning = "warning: " if unusable.total() > 0.1 * lines else ""
-        left = f"{unusable.total()} of {lines} pairs of {parts[0].source} and {parts[0].target} are dropped"
+        texts = ", ".join(f"{files.source} and {files.target}" for files in parts)
+        left = f"{unusable.total()} of {lines} pairs of {texts} are dropped"
         progress(f"{warning}{split}: {left}: {parallel_text.listed(unusable)}")
     return {
         "lines": lines,

@@ -76,7 +76,7 @@ def _in_manifest(config: Config, key: str) -> Any:
     """What the manifest of the prepared corpus has; None where none is prepared, or it is damaged."""
     try:
         return json.loads((prepared_folder(config) / "manifest.json").read_bytes())[key]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -21,15 +21,8 @@ KERNEL_TYPES, KERNEL_WIDTH = {torch.bfloat16, torch.float16}, 256
 """What torch's flash attention supports."""
 
 
-def scaled_dot_product_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """softmax(Q K^T / sqrt(d_k)) V, Eq. 1 (section 3.2.1), written out, and the softmax: see `attend`."""
-    return attend(scaled_dot_products(queries, keys), values, mask)
-
-
 def scaled_dot_products(queries: Tensor, keys: Tensor) -> Tensor:
-    """Q K^T / sqrt(d_k), the Scores of Eq. 1."""
+    """Q K^T / sqrt(d_k), the Scores of Eq. 1 (section 3.2.1): `attend` has the rest of it."""
     return queries @ keys.transpose(-2, -1) * queries.size(-1) ** -0.5  # type: ignore[no-any-return]
 
 
@@ -160,8 +153,7 @@ class MemoryAttention(MultiHeadAttention):
 
     def project_memory(self, memory: Tensor) -> list[Tensor]:
         """The padded memory (B, M, D) as keys (B, H, M, K) and values (B, H, M, V)."""
-        parts = torch.split(self.key_value(memory), [self.num_heads * self.d_k, self.num_heads * self.d_v], -1)
-        return [split_heads(part, self.num_heads) for part in parts]
+        return [split_heads(part, self.num_heads) for part in self._split(memory, self.key_value(memory))[1:]]
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -16,7 +16,7 @@ FILLERS, FILLER_LENGTH = 128, 256
 
 @dataclass(frozen=True)
 class Batch:
-    """B sentence pairs, packed: their tokens one after the other, without padding; B may be 0."""
+    """B sentence pairs, packed: their tokens one after the other, without padding."""
 
     source: Tensor  # (S,) every sentence ends with EOS
     target: Tensor  # (T,) the tokens to predict; every sentence ends with EOS
@@ -84,14 +84,10 @@ class Packing:
         return to_device(self.sentence * self.max_length + self.position, self.device)
 
     @cached_property
-    def is_padding(self) -> Tensor:
-        """(B, L) on the host: whether no token stands there."""
-        return torch.arange(self.max_length) >= self.lengths.unsqueeze(1)
-
-    @cached_property
     def mask(self) -> Tensor | None:
         """(B, 1, 1, L): whether a token stands there, to be attended to; None when all sentences are equally long."""
-        return to_device(~self.is_padding[:, None, None], self.device) if bool(self.is_padding.any()) else None
+        is_token = torch.arange(self.max_length) < self.lengths[:, None, None, None]  # on the host
+        return None if bool(is_token.all()) else to_device(is_token, self.device)
 
     @cached_property
     def causal_mask(self) -> Tensor:

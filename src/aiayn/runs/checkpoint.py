@@ -83,7 +83,7 @@ def step_of(path: Path) -> int:
 
 
 def rotate(folder: Path, keep: int, every: int) -> None:
-    """Removes all but the newest `keep` checkpoints, once the newest is verified, and what killed writers left."""
+    """Keeps `keep`: the newest, once verified, and before it multiples of `every`. Removes what killed writers left."""
     files = storage.listed(folder, PATTERN)[::-1]
     if files and is_intact(files[0]):
         # One that a signal asked for goes too: then the mean is that of a run that was never stopped
@@ -105,7 +105,7 @@ def average(paths: list[Path]) -> dict[str, torch.Tensor]:
         total[name] = total[name].double()
     for path in paths[1:]:
         for name, weight in load(path)["state_dict"].items():
-            total[name] = total[name] + weight  # not in place: tied weights may share their memory
+            total[name] += weight
     return {name: (total.pop(name) / len(paths)).to(kind) for name, kind in kinds.items()}
 
 

@@ -75,13 +75,14 @@ def check(run: Config) -> None:
 
 
 def check_folder(run: Config) -> None:
-    """ConfigError with key (a scale's first) and both values if the folder has another run; StorageError if unread."""
+    """ConfigError naming key and both values for a folder of another run; StorageError if unreadable."""
     folder = folders.run_folder(run)
     records.refuse_unreadable(records.read_run(folder))
     left = ("data.sha256", records.METRICS, records.CHECKPOINTS, records.RESULT)
     before = result_affecting(compose.read(path)) if (path := folder / "config.yaml").exists() else None
     if before is None or not any((folder / name).exists() for name in left):
         return
+    # A factor of the scale before the values that it multiplies
     for key, value in sorted(result_affecting(run).items(), key=lambda item: not item[0].startswith("scale.")):
         if before[key] != value:
             raise ConfigError(
@@ -129,6 +130,7 @@ def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dic
     """The workers for this run, their output in `log` or on this terminal; `seeing` is what `devices.Pool` gave."""
     folder = folders.run_folder(run)
     storage.remove(folder / records.FAILURE)
+    storage.remove_unfinished(folder)
     storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     environment = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     environment |= {key: str(run.hardware.threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}

@@ -5,6 +5,7 @@ import ctypes
 import dataclasses
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,10 +105,10 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path]:
             more = "train longer, or with a smaller training.checkpoint_every"
         raise ConfigError(f"average={config.average}: {folder} keeps only {len(paths)}; {more}")
     take_gpu(config.hardware)
-    dataset = prepare(config, lambda message: None)
+    dataset = prepare(config, lambda message: print(f"aiayn: {message}", file=sys.stderr))  # stdout may be translations
     jobs.check_data(folder, dataset.sha256)
     model = build(config, dataset.tokenizer.vocab_size)
-    weights = checkpoint.average(paths)
     with checkpoint.fitting(paths[0]):
+        weights = checkpoint.average(paths)
         model.load_state_dict({name.removeprefix("transformer."): value for name, value in weights.items()})
     return model.to(config.hardware.device).eval(), dataset, folder

@@ -46,7 +46,8 @@ def as_rank(run: Config) -> int:
             storage.remove(folder / "failure.json")
             storage.write_text(folder / "config.yaml", compose.to_yaml(run))
         code = train.main(folder, run)
-        if code not in (exit_codes.DONE, exit_codes.INTERRUPTED) and os.environ["LOCAL_RANK"] == "0":  # once a machine
+        known = (folder / records.FAILURE).exists()  # which a full disk may have no room for
+        if code not in (exit_codes.DONE, exit_codes.INTERRUPTED) and known and os.environ["LOCAL_RANK"] == "0":
             print(f"aiayn: {records.failure(folder)['cause']}", file=sys.stderr)
     return code
 
