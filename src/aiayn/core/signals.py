@@ -25,7 +25,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """Inside, SIGTERM, SIGINT and SIGUSR1 raise Interrupted in the main thread; in an import they end the process."""
+    """Inside, SIGTERM, SIGINT and SIGUSR1 raise Interrupted in the main thread; in an import or in Hydra they exit."""
     raised = -SAME_REQUEST_SECONDS
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -35,8 +35,10 @@ def interrupting() -> Iterator[None]:
             return
         raised = now
         request = interrupted(signal.Signals(number).name)
-        # numpy and torch survive any exception in their imports, and go on without what they were importing
-        if any(entered.f_code.co_filename == "<frozen importlib._bootstrap>" for entered, _ in walk_stack(frame)):
+        modules = [str(entered.f_globals.get("__name__")) for entered, _ in walk_stack(frame)]
+        ours = next((name for name in modules if name.startswith("aiayn.")), "")
+        # numpy and torch survive any exception in their imports, C code that Hydra calls loses it, and all go on
+        if "importlib._bootstrap" in modules or ours == "aiayn.cli":
             with suppress(Exception):  # such as of a reader that has left: it would be survived too
                 print(f"aiayn: {request}", file=sys.stderr, flush=True)
             os._exit(INTERRUPTED)

@@ -47,8 +47,6 @@ def fetch(remote: Remote, folder: Path, received: Callable[[int], None], report:
     Raises DataError with both sizes and SHA-256 when something else came, Unavailable when the server does not give it.
     """
     path, partial = folder / remote.name, _partial(remote, folder)
-    if path.exists():
-        return path
     for attempt in range(1, ATTEMPTS + 1):
         try:
             _receive(remote, partial, received)
