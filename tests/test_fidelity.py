@@ -27,8 +27,7 @@ def transformer(**fidelity: bool) -> Transformer:
 
 
 def test_the_paper_is_the_default_everywhere() -> None:
-    assert compose.compose_row().fidelity.name == "paper"
-    assert {row.fidelity.name for row in compose.rows().values()} == {"paper"}
+    assert {run.fidelity.name for run in (compose.compose_row(), *compose.rows().values())} == {"paper"}
     plain, released = transformer(), transformer(sinusoids_in_halves=True, target_space=True, zero_start=True)
     assert not torch.allclose(plain(batch()), released(batch()), atol=1e-3)  # control
     # What both have starts from the same numbers

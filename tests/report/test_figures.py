@@ -60,7 +60,9 @@ def test_an_effects_interval_is_welchs_and_one_seed_has_none() -> None:
     assert bar(figure, 1) == pytest.approx(expected, abs=1e-9)
     assert bar(figure, 0) is None, "base's difference from itself is no measurement"
     one = dataclasses.replace(made, lines=tuple(dataclasses.replace(line, runs=line.runs[:1]) for line in made.lines))
-    assert bar(figures.group(one, "(E)"), 1) is None
+    alone = figures.group(one, "(E)")
+    legends = [drawn.axes[0].get_legend().texts[-1].get_text() for drawn in (figure, alone)]
+    assert (bar(alone, 1), legends) == (None, ["ours; bars: 95 %", "ours"])
 
 
 def test_effects_are_rows_minus_base_and_every_row_is_named() -> None:

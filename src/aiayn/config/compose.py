@@ -189,8 +189,7 @@ def unscaled(name: str, like: Config) -> Config:
 
 @cache
 def _own_sections(name: str, fidelity: str) -> dict[str, Any]:
-    known = read_folder("conf", "fidelity")
-    chosen = {"fidelity": known.get(fidelity, known["paper"])}
+    chosen = {"fidelity": read_folder("conf", "fidelity")[fidelity]}
     parts = (read_folder("conf")["config"], chosen, read_folder("experiments")[name])
     whole = cast(DictConfig, OmegaConf.merge(*parts))
     own = ["model", "training", "decoding", "paper", "published", "fidelity"]

@@ -32,7 +32,7 @@ _BESIDE: Any = {"textcoords": "axes fraction", "va": "center", "fontsize": 7, "a
 _SIZE = (5.2, 4.6)  # inches: a phone shows it whole, and a desktop two side by side
 _BELOW: Any = {"fontsize": 7, "ncols": 4, "loc": "outside lower center"}  # a legend of rows
 _PAPER: dict[str, Any] = {"fmt": "D", "color": PAPER_COLOUR, "fillstyle": "none", "label": "paper"}
-_OURS: dict[str, Any] = {"fmt": "o", "color": INK, "markersize": 4, "capsize": 2, "label": "ours; bars: 95 %"}
+_OURS: dict[str, Any] = {"fmt": "o", "color": INK, "markersize": 4, "capsize": 2, "label": "ours"}
 
 
 def colours(table: Table) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def conditions(table: Table) -> str:
 
 def caption(table: Table) -> str:
     """The conditions with the seeds, and whether they are the paper's."""
-    seeds = ", ".join(map(str, table.seeds)) or "none finished"
-    return f"{conditions(table)}, seeds {seeds}{'' if table.comparable else '; not the paper’s conditions'}"
+    seeds = f"{'seed' if len(table.seeds) == 1 else 'seeds'} {', '.join(map(str, table.seeds)) or 'none finished'}"
+    return f"{conditions(table)}, {seeds}{'' if table.comparable else '; not the paper’s conditions'}"
 
 
 def curve(table: Table, runs: Runs, quantity: str, axis: str) -> Figure:
@@ -178,4 +178,5 @@ def _measured(axes: Axes, at: float, row: list[float], base: list[float], percen
         axes.plot([at + 0.1] * len(row), seeds, "_", color=GREY, markersize=4, label="each seed")
     value, error = mean_and_bar([unit * value for value in row], [unit * value for value in base])
     # Base's difference from itself is 0, whatever its seeds
-    axes.errorbar(at, value, None if row is base else error, **style)
+    label = style["label"] + "; bars: 95 %" * (error is not None)
+    axes.errorbar(at, value, None if row is base else error, **style | {"label": label})
