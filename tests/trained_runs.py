@@ -38,11 +38,6 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if "seconds" not in key} for row in found]
 
 
-def cores(number: int) -> list[str]:
-    """So many devices of a CPU."""
-    return [str(core) for core in range(number)]
-
-
 def at_call(patch: Any, owner: Any, name: str, call: int, act: Callable[[], None], *, before: bool = True) -> None:
     """Has something happen in one call of a function, before it does anything or when it has."""
     original, calls = getattr(owner, name), itertools.count(1)

@@ -43,6 +43,12 @@ def test_a_prefix_stands_for_both_files_of_its_split():
             compose.compose_row(*words, *train)
 
 
+def test_a_prefix_has_the_language_of_another_split_s_files():
+    dev = ["data.dev_source=dev.en", "data.dev_target=dev.de"]
+    data = compose.compose_row("data=files", "data.train=text/train", *dev, "data.test=test").data
+    assert (data.train_source, data.train_target, data.test_target) == ("text/train.en", "text/train.de", "test.de")
+
+
 def test_own_text_without_data_files_is_no_embedded_corpus():
     with pytest.raises(schema.ConfigError, match=r"data\.train_source=a\.en: text of your own needs data=files"):
         compose.compose_row("data.train_source=a.en", *(f"{key}=b" for key in schema.PATHS - {"data.train_source"}))

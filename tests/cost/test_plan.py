@@ -112,14 +112,19 @@ def test_it_says_which_things_are_checked_and_which_are_not(archives, tmp_path, 
     assert printed(capsys, *words).endswith(f"{nothing}, data, memory and disk are checked.\n")
 
 
-def test_damaged_text_is_raised_after_the_plan(toy, tmp_path, capsys) -> None:
-    assert "Nothing stands in the way" in printed(capsys, *toy)
+def test_damaged_text_is_raised_after_the_plan(toy, tmp_path, capsys, monkeypatch) -> None:
+    said = printed(capsys, *toy, "hardware.threads=2")
+    assert "Nothing stands in the way" in said
+    assert re.search(r"\d x group of 2 CPU cores: peak 0\.\d+ TFLOP/s", said)
+    monkeypatch.setattr(plan, "free_bytes", lambda folder: 1000)
     run = compose.compose_row(*toy)
     torn = tmp_path / "train.source"
     torn.write_bytes(compose.Path(run.data.train_source).read_bytes() + b"one line more\n")
     with pytest.raises(DataError, match=r"4002 lines, .* has 4001"):
         plan.main(compose.compose_row(*toy, f"data.train_source={torn}", f"prepared={tmp_path}"))
-    assert "Data: not usable" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Data: not usable" in said
+    assert "\nREFUSED: output" in said
 
 
 def test_another_run_s_folder_and_a_full_disk_are_refused(toy, capsys, monkeypatch) -> None:

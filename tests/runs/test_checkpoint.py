@@ -5,13 +5,11 @@ import itertools
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from aiayn.config import compose
 from aiayn.core import storage
@@ -91,14 +89,6 @@ def test_the_average_is_the_mean_in_the_precision_of_the_weights(tmp_path):
     states = [checkpoint.load(path)["state_dict"] for path in paths]
     for name, weight in checkpoint.average(paths).items():
         assert torch.equal(weight, (sum(state[name].double() for state in states) / 7).to(kinds[name]))
-
-
-def test_saving_never_uses_the_temporary_folder(tmp_path, monkeypatch):
-    for name in ("mkstemp", "mkdtemp", "gettempdir", "NamedTemporaryFile"):
-        monkeypatch.setattr(tempfile, name, None)
-    assert checkpoint.newest(save(tmp_path, 3).parent)
-    with pytest.raises(TypeError, match="'NoneType'"):  # control: Lightning's own
-        TorchCheckpointIO().save_checkpoint({"state_dict": {}}, tmp_path / "lightning.ckpt")
 
 
 class Killed(BaseException):

@@ -5,6 +5,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+import sacrebleu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_results import damaged, put, result
@@ -26,6 +27,16 @@ def test_a_finished_run_is_read_back_whole(sweep: Path) -> None:
     (run,) = read_runs(sweep)
     assert (run.experiment, run.seed, run.status, run.cause, run.steps_done) == ("a_h1", 1, "finished", "", 1000)
     assert run.result == result()
+
+
+def test_a_perfect_translation_is_a_finished_run(sweep: Path) -> None:
+    sentence = "the quick brown fox jumps"
+    score = sacrebleu.corpus_bleu([sentence], [[sentence]]).score
+    assert score > 100  # a float, as sacreBLEU computes it
+    made = result()
+    made["dev"]["bleu"] = dict.fromkeys(made["dev"]["bleu"], score)
+    put(sweep, "a_h1", 1, made)
+    assert [run.status for run in read_runs(sweep)] == ["finished"]
 
 
 def test_a_language_without_the_papers_bleu_shows_sacrebleus(sweep: Path) -> None:

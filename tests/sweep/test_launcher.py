@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from trained_runs import cores
 
 from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
@@ -59,7 +58,7 @@ def begun(tmp_path: Path) -> list[int]:
 
 
 def sweep_of(runs, at_once=1, hang_timeout=60.0):
-    return launcher.Sweep(runs, cores(at_once), hang_timeout)
+    return launcher.Sweep(runs, [str(core) for core in range(at_once)], hang_timeout)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

@@ -31,6 +31,10 @@ def main(run: Config) -> None:
         raise ConfigError(
             f"experiment={run.experiment}: bench measures the parts of Table 3; give one of its rows, such as base"
         )
+    if run.hardware.precision == "64-true":
+        raise ConfigError("hardware.precision=64-true: bench measures fp32 and bf16; leave it out")
+    if run.fidelity.name != "paper":
+        raise ConfigError(f"fidelity={run.fidelity.name}: the baselines start with BOS; bench takes fidelity=paper")
     gpu = run.hardware.accelerator == "gpu"
     take_gpu(run.hardware)
     compute_with(run.hardware.threads)

@@ -54,12 +54,6 @@ def time_interleaved(cases: list[Case], rounds: int, device: str) -> None:
                 case.seconds_per_round.append(time.perf_counter() - began)
 
 
-def computing(precision: str, device: str, *, training: bool) -> torch.autocast:
-    """Matrix products in float32, or in bf16 by autocast."""
-    # Weights that were rounded once would be those of all updates of a round
-    return torch.autocast(device, torch.bfloat16, enabled=precision == "bf16", cache_enabled=not training)
-
-
 class Trainer:
     """Forward, loss, backward and Adam of a copy of one model in one precision."""
 
@@ -68,7 +62,9 @@ class Trainer:
         self.batches: list[Any] = [update.batches for update in updates]
         if not isinstance(model, Transformer):
             self.batches = [list(map(baselines.padded, batches)) for batches in self.batches]
-        self.computing = partial(computing, precision, config.hardware.device, training=True)
+        # Weights that were rounded once would be those of all updates of a round
+        options: Any = {"enabled": precision == "bf16", "cache_enabled": False}
+        self.computing = partial(torch.autocast, config.hardware.device, torch.bfloat16, **options)
         recipe, weights = config.training, self.model.parameters()
         betas = (recipe.adam_beta1, recipe.adam_beta2)
         self.adam = torch.optim.Adam(weights, lr=1e-4, betas=betas, eps=recipe.adam_epsilon, fused=True)

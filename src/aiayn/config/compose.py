@@ -151,8 +151,9 @@ def _complete(data: dict[str, Any]) -> None:
             raise ConfigError(f"{both.string} has both sides; this makes {split}.source and {split}.target: {command}")
         if data.get(spoken) == "???" and (ending := _LANGUAGE.search(path)):
             data[spoken] = ending[1]
-        if prefix and data[key] == "???":
-            data[key] = f"{prefix}.{data[spoken]}"
+    for split, side in itertools.product(("train", "dev", "test"), ("source", "target")):  # now all languages are known
+        if data.get(split) and data[f"{split}_{side}"] == "???":
+            data[f"{split}_{side}"] = f"{data[split]}.{data[f'{side}_language']}"
     if data.get("source_language") == "???" and not any(data.get(split) for split in ("train", "dev", "test")):
         data["source_language"] = "und"  # undetermined, of ISO 639: only tokenizer=paper asks for it
 

@@ -29,14 +29,12 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
 
 
-@contextmanager
-def bars(*columns: ProgressColumn) -> Iterator[Progress]:
+def bars(*columns: ProgressColumn) -> Progress:
     """Bars on standard error, gone when done; silent where that is no terminal."""
     shown = is_terminal(sys.stderr)
     # What is printed meanwhile must appear above the bars, but what goes into a file or a pipe must go there
     above = shown and sys.stdout.isatty()
-    with Progress(*columns, console=_console(), disable=not shown, transient=True, redirect_stdout=above) as progress:
-        yield progress
+    return Progress(*columns, console=_console(), disable=not shown, transient=True, redirect_stdout=above)
 
 
 @contextmanager

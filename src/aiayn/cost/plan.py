@@ -121,7 +121,7 @@ def main(run: Config) -> None:
     written = disks(planned, corpus, available)
     print("\n".join(text(planned, turns, corpus, available, written, basis)))
     refused = refusals(planned, written, corpus)
-    if len(refused) > 1:
+    if len(refused) + bool(failure) > 1:
         print("\n".join(f"REFUSED: {line}" for line in refused))
     if failure:
         raise failure
@@ -145,7 +145,9 @@ def text(
     """The plan as lines; `basis` says where the efficiency is from."""
     run = planned[0].run
     device = flops.device(run.hardware, run.plan.gpu)
-    unit = run.plan.gpu if run.hardware.accelerator == "gpu" else "CPU core"
+    cores = 1 if run.hardware.accelerator == "gpu" else run.hardware.threads
+    core = "CPU core" if cores == 1 else f"group of {cores} CPU cores"
+    unit, peak = run.plan.gpu if run.hardware.accelerator == "gpu" else core, device.peak * cores
     shared = {turn.name: len(turn.devices) for turn in turns}
     head = ["row", "params M", "FLOP", "steps", "tokens M", "GB", "devices", "on one", "on all"]
     lines = []
@@ -169,7 +171,7 @@ def text(
         f"Plan at scale {run.scale.name} on {folders.setting(run)}: {len(planned)} rows, one seed each,"
         " no run is trained",
         *table,
-        f"{available} x {unit}: peak {device.peak:g} TFLOP/s, training sustains {run.plan.efficiency:.0%}, {basis}.",
+        f"{available} x {unit}: peak {peak:g} TFLOP/s, training sustains {run.plan.efficiency:.0%}, {basis}.",
         f"Lengths {known}: {corpus.source_length:.1f} source and {corpus.target_length:.1f} target tokens,"
         f" weighted by tokens{epochs}.",
         "GB: on each device, estimated. Left out: evaluation, start-up and traffic between devices that share a row.",

@@ -15,12 +15,11 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from itertools import chain, zip_longest
 from pathlib import Path, PurePath
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from aiayn.core import storage
-from aiayn.core.process_pool import in_order
+from aiayn.core.process_pool import Answer, in_order
 
-Answer = TypeVar("Answer")
 Pair = tuple[str, str]  # a source sentence and its translation
 
 
@@ -204,8 +203,7 @@ def fingerprints(splits: Text) -> dict[str, str]:
     return {
         f"{split}.{side}": storage.sha256(path)
         for split, (files,) in splits.items()
-        for side, path in (("source", files.source), ("target", files.target))
-        if isinstance(path, Path)
+        for side, path in vars(files).items()
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from aiayn.config import compose, folders
 from aiayn.config.schema import PATHS, Config, ConfigError, leaves, result_affecting
 from aiayn.core import signals, storage
-from aiayn.core.exit_codes import DONE, FAILED, INTERRUPTED
+from aiayn.core.exit_codes import DONE, FAILED, INTERRUPTED, OUTPUT_CLOSED
 from aiayn.data import prepare
 from aiayn.runs import devices, records
 
@@ -160,7 +160,7 @@ def _outcome(job: Job, codes: list[int]) -> int:
     if job.cause:
         return records.record_failure(job.folder, FAILED, job.cause)
     if -signal.SIGPIPE in codes:
-        return 128 + signal.SIGPIPE  # as the shell says of a command whose reader has left
+        return OUTPUT_CLOSED
     # Only what had ended when the first failure was seen says why: the other ranks lost their peer, or were killed.
     # A signal that came while they were still importing found nothing to save
     good = (DONE, INTERRUPTED, *(-number for number in signals.STOPPING))

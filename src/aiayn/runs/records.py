@@ -117,7 +117,7 @@ def read_result(path: Path) -> dict[str, Any]:
     for kind, keys in (*_KINDS, (str | int, " ".join(map(place_in_result, SHARED)))):
         for key in keys.split():
             value = look_up(result, key)
-            largest = 100 if key.startswith("dev.bleu.") else _LARGEST
+            largest = 100.001 if key.startswith("dev.bleu.") else _LARGEST  # sacreBLEU's 100 is 100.00000000000004
             out_of_range = isinstance(value, int | float) and not 0 <= value <= largest
             if not isinstance(value, kind) or isinstance(value, bool) or out_of_range:
                 raise ValueError(f"{path.name}: {key} is missing or has no sensible value")
@@ -128,8 +128,7 @@ def record_failure(folder: Path, code: int, cause: str) -> int:
     """Leaves `failure.json`: the exit code, the cause in one line, and where the log is, if any. Returns the code."""
     log, line = folder / LOG, " ".join(without_secrets(cause).split())[:1000]
     try:
-        log_if_any = str(log) if log.exists() else ""
-        storage.write_json(folder / FAILURE, {"exit_code": code, "cause": line, "log": log_if_any})
+        storage.write_json(folder / FAILURE, {"exit_code": code, "cause": line, "log": str(log) * log.exists()})
     except storage.StorageError as error:  # the disk that stopped the run may be too full for its last word
         print(f"aiayn: {line}; {error}", file=sys.stderr)
     return code
@@ -196,7 +195,7 @@ def row_group(row: str) -> str:
 
 def comparable(scale: Scale, data: Mapping[str, Any]) -> bool:
     """Whether figures of this scale and these data settings may stand beside the paper's."""
-    return not unlike(data, PAPER_DATA) and changes_nothing(scale)
+    return not unlike(data, PAPER_DATA) and not changes(scale)
 
 
 def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
@@ -208,10 +207,10 @@ def unlike(data: Mapping[str, Any], corpus: str) -> list[str]:
     ]
 
 
-def changes_nothing(scale: Scale) -> bool:
-    """Whether rows and text are the paper's: every factor is 1, every pair is used."""
+def changes(scale: Scale) -> dict[str, float]:
+    """The factors that are not 1 and the limits that are not 0: none where rows and text are the paper's."""
     neutral = {"name": scale.name, "max_words": 0, "max_train_words": 0, "pairs": 0}
-    return all(value == neutral.get(key, 1) for key, value in vars(scale).items())
+    return {key: value for key, value in vars(scale).items() if value != neutral.get(key, 1)}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

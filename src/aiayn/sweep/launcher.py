@@ -164,10 +164,9 @@ class Sweep:
         """Seconds since a run last wrote anything."""
         signs = (job.folder / name for name in (records.METRICS, records.LOG, records.CHECKPOINTS))
         newest = max((path.stat().st_mtime for path in signs if path.exists()), default=0.0)
-        now = time.monotonic()
-        before, since = self.signs.get(job.folder, (-1.0, now))
-        self.signs[job.folder] = (newest, since if newest == before else now)
-        return now - self.signs[job.folder][1]
+        if self.signs.get(job.folder, (-1.0, 0.0))[0] != newest:
+            self.signs[job.folder] = newest, time.monotonic()
+        return time.monotonic() - self.signs[job.folder][1]
 
     def show(self) -> None:
         """Brings the bars up to date."""

@@ -16,7 +16,7 @@ from rich.text import Text
 from tabulate import SEPARATING_LINE, tabulate
 
 from aiayn.config.schema import ConfigError
-from aiayn.runs.records import PAPER_DATA, look_up, number_text, unlike
+from aiayn.runs.records import PAPER_DATA, changes, look_up, number_text, unlike
 from aiayn.tables.paper_claims import MIN_ROWS, rank_correlation, signed
 from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, TOLERANCES, Line, Metric, Table
 
@@ -156,15 +156,15 @@ def title(table: Table) -> str:
 
 def conditions(table: Table) -> str:
     """How a table's runs were made, and over which seeds its figures are means."""
-    scale, base = vars(table.scale), dataclasses.asdict(table.base.trained)
-    changed = [f"{key.replace('_', ' ')} {scale[key]}" for key in scale if key != "name" and scale[key] not in (0, 1)]
+    base = dataclasses.asdict(table.base.trained)
+    changed = [f"{key.replace('_', ' ')} {value}" for key, value in changes(table.scale).items()]
     sizes = ", ".join(f"{name} {value_text(base[section][key], key)}" for name, section, key in DEFINITION)
     # How text of the paper's name is not the paper's; other text has another name
     data = look_up(table.reference, "config.data")
     others = unlike(data, PAPER_DATA) if data["name"] == PAPER_DATA else []
     deviation = " (mean ± sample standard deviation)" if len(table.seeds) > 1 else ""
     return (
-        f"Scale {scale['name']}: {', '.join(changed) or 'every factor is 1'}; base has {sizes}."
+        f"Scale {table.scale.name}: {', '.join(changed) or 'every factor is 1'}; base has {sizes}."
         f" Data: {table.data}, dev set{''.join(f', {other}' for other in others)}."
         f" Seeds: {', '.join(map(str, table.seeds)) or 'none finished'}{deviation}."
         + (f" Runs left out, since their settings are not a row's: {table.others}." if table.others else "")

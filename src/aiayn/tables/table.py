@@ -25,7 +25,8 @@ def main(run: Config) -> None:
                 made = compose.read(folder / found.experiment / f"seed{found.seed}" / "config.yaml")
                 print(f"  {records.row_line(made, found)}")
             except (ConfigError, OSError) as error:
-                print(f"  {found.experiment} seed {found.seed}  {error}")
+                run_name = found.experiment + f" seed {found.seed}" * (found.seed >= 0)
+                print(f"  {run_name}  {error if found.seed >= 0 else found.cause}")
     if not runs and (precisions := folders.in_other_precisions(run)):
         print(f"aiayn: {folder} has no runs{precisions}", file=sys.stderr)
     records.refuse_unreadable(*runs)

@@ -69,7 +69,7 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
     rows = [line for line in table.lines if line.name in PAPER]
     notes = [note for line in rows for note in line.notes]
     corpus = f"wmt14_{pair.replace('-', '_')}"
-    published = records.changes_nothing(run.scale) and not records.unlike(table.reference["config"]["data"], corpus)
+    published = not records.changes(run.scale) and not records.unlike(table.reference["config"]["data"], corpus)
     conditions = "" if published else " (not the paper's conditions)"
     printed = [
         [name, PRINTED, bleu.get(pair, NONE), NONE, NONE, flops.power(work[pair]) if pair in work else NONE, NONE]

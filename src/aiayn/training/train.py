@@ -189,9 +189,8 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
         "hardware": {"machine": platform.machine(), "cores": os.cpu_count(), **at_work},
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    storage.write_json(folder / "result.json", result)
-    bleu = figures["bleu"].get("paper", figures["bleu"]["sacrebleu"])
-    print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {bleu:.2f}", flush=True)
+    storage.write_json(folder / records.RESULT, result)
+    print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {dev_row(figures)['dev/bleu']:.2f}", flush=True)
 
 
 def devices_at_work(run: Config) -> tuple[str, int]:

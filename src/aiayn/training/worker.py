@@ -47,7 +47,7 @@ def as_rank(run: Config) -> int:
             storage.write_text(folder / "config.yaml", compose.to_yaml(run))
         code = train.main(folder, run)
         known = (folder / records.FAILURE).exists()  # which a full disk may have no room for
-        if code not in (exit_codes.DONE, exit_codes.INTERRUPTED) and known and os.environ["LOCAL_RANK"] == "0":
+        if code not in (exit_codes.DONE, exit_codes.INTERRUPTED) and known and os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"aiayn: {records.failure(folder)['cause']}", file=sys.stderr)
     return code
 

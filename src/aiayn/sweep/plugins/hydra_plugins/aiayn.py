@@ -79,6 +79,8 @@ def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[S
     from aiayn.config.schema import ConfigError, leaves
     from aiayn.data import prepare
 
+    if not points:
+        raise ConfigError("the sweep has no run: its glob fits no name, or its range is empty")
     runs = [compose.convert(context.config_loader.load_sweep_config(composed, list(point))) for point in points]
     if len(kinds := sorted({run.hardware.accelerator for run in runs})) > 1:
         both = " and ".join(kinds)
@@ -121,6 +123,7 @@ class SideBySide(Launcher):
             runs = checked_runs(self.hydra_context, self.config, job_overrides)
             names = devices.names(runs[0].hardware, self.devices)
             devices.warn_of_threads(runs[0].hardware, len(names))
+            devices.Pool(runs[0].hardware, names)  # refuses too many before text is downloaded
             launcher.prepare_once(runs)
             sweep = launcher.Sweep(runs, names, 60 * self.hang_timeout, self.max_devices_per_run)
         code = sweep.work_through()
