@@ -4,6 +4,7 @@ import codecs
 import dataclasses
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
 from aiayn.runs import checkpoint, jobs, records
 from aiayn.training import wandb_log
+from tests.core.test_process_pool import all_end, is_alive
 
 
 def hold(run: schema.Config, section: str, **values: object) -> Path:
@@ -151,6 +153,29 @@ def test_a_result_of_another_run_or_text_finishes_nothing(toy_run, result_of):
     storage.write_text(folders.prepared_folder(here) / "manifest.json", "{")
     assert jobs.is_finished(here)  # nothing here says otherwise: it may have been trained elsewhere
     assert not jobs.is_finished(schema.vary(here, data={"train_source": "another.en"}))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+@pytest.mark.parametrize("bound", [True, False])  # control: a worker that does not ask for it lives on
+def test_a_worker_dies_with_a_parent_that_is_killed(bound):
+    child = f"{bound} and signals.die_with_parent(); print(1, flush=True); time.sleep(99)"
+    parent = (
+        "import os, subprocess, sys\n"
+        "os.environ['AIAYN_PARENT'] = str(os.getpid())\n"
+        f"words = [sys.executable, '-c', {'import time; from aiayn.core import signals; ' + child!r}]\n"
+        "child = subprocess.Popen(words, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        orphan = int(process.stdout.readline())
+        assert is_alive(orphan)
+        process.kill()
+    try:
+        assert all_end([orphan], 10 if bound else 1) == bound
+    finally:
+        if is_alive(orphan):
+            os.kill(orphan, signal.SIGKILL)
 
 
 def test_an_editor_s_marks_are_harmless_in_every_record(toy_run, result_of):

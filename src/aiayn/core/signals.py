@@ -25,7 +25,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """Inside, SIGTERM, SIGINT and SIGUSR1 raise Interrupted in the main thread; in an import or in Hydra they exit."""
+    """Inside, a signal to stop raises Interrupted in the main thread; in imports and in Hydra it ends the process."""
     raised = -SAME_REQUEST_SECONDS
 
     def interrupt(number: int, frame: FrameType | None) -> None:
