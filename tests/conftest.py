@@ -109,12 +109,10 @@ def signals() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def result_of() -> Callable[[compose.Config], dict[str, Any]]:
-    """A made-up result of a run, with everything that `results.read_result` asks for."""
-    import run_results  # composes a run
-
-    return run_results.result_of
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Where `run_results.put` leaves made-up runs, as a sweep of `mini` would."""
+    return tmp_path / "runs" / "tiny-mini"
 
 
 @pytest.fixture(scope="session")

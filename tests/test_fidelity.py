@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from models import BOS, SIZES, VOCAB, batch
+from run_results import result_of
 from torch import Tensor, nn
 
 from aiayn.config import compose, folders, schema
@@ -106,7 +107,7 @@ def test_more_rows_than_subwords_train_and_decode(toy) -> None:
     folder = folders.run_folder(run)
     storage.write_text(folder / "config.yaml", compose.to_yaml(run))
     train.train(run, folder)
-    model, dataset, _ = trained(run)
+    model, dataset, *_ = trained(run)
     assert (len(model.embedding.weight), dataset.tokenizer.vocab_size) == (40_960, 25)
     assert json.loads((folder / "result.json").read_text())["params"] == parameters(run, 25)
     # A row without a subword is silent, whatever stands beside it
@@ -124,7 +125,7 @@ def test_every_difference_makes_another_run() -> None:
     assert dataclasses.replace(whole.fidelity, name="released_code") == released.fidelity  # these four and no other
 
 
-def test_the_released_code_has_a_table_of_its_own(result_of, tmp_path) -> None:
+def test_the_released_code_has_a_table_of_its_own(tmp_path) -> None:
     run = compose.compose_row("fidelity=released_code", f"output={tmp_path}")
     planned = plan.rows(run)
     assert [row.experiment for row in planned] == list(schema.ROWS)

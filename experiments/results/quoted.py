@@ -168,7 +168,7 @@ def lengths(*words: str) -> str:
 
 def variance(*words: str) -> list[float]:
     """How far the tokens of a dev sentence differ after each layer of a trained run's encoder."""
-    model, dataset, _ = trained(compose.compose_row(*words))
+    model, dataset, *_ = trained(compose.compose_row(*words))
     assert isinstance(model, Transformer)
     batch = gather(dataset.pairs("dev"), np.arange(min(VARIANCE_SENTENCES, len(dataset.pairs("dev")))))
     lengths = batch.source_offsets.diff().tolist()

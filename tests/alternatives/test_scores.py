@@ -40,8 +40,7 @@ def test_values_and_gradients_are_those_of_the_naive_gather(queries: int, keys: 
     torch.testing.assert_close(found, expected)
     inputs = [q, k, relative.vectors]
     gradients = [torch.autograd.grad(x, inputs, torch.ones_like(x).cumsum(-1)) for x in (found, expected)]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*gradients)
 
 
 def largest(make: Any, length: int) -> int:
@@ -71,5 +70,4 @@ def test_additive_scores_have_a_vector_for_each_head(monkeypatch) -> None:
     monkeypatch.setitem(scores.CHUNK_ELEMENTS, "cpu", 3 * 7 * 11 * 5 * 2 + 1)
     torch.testing.assert_close(parts := additive(queries, keys), expected)
     inputs, probe = (queries, keys, additive.v), torch.randn_like(expected)
-    for ours, theirs in zip(*(torch.autograd.grad(x, inputs, probe) for x in (parts, expected)), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(x, inputs, probe) for x in (parts, expected)))

@@ -58,6 +58,8 @@ def test_the_verses_are_prepared_whole_and_to_the_same_bytes(tmp_path):
 
 def test_own_text_under_the_name_of_a_downloaded_corpus_is_taken(run):
     prepare.check(with_files(run, name="wmt14_en_de"))
+    with pytest.raises(compose.ConfigError, match=r"data\.source=there: is read only with data=wmt14_en_de or data="):
+        prepare.check(with_files(run, source="there"))
     prepare.check(compose.compose_row("data=wmt14_en_de"))  # to be downloaded
 
 

@@ -30,7 +30,7 @@ def run(finished, tmp_path) -> compose.Config:
 
 
 def test_the_nats_are_those_of_each_sentence_alone(run):
-    model, dataset, _ = trained(run)
+    model, dataset, *_ = trained(run)
     pairs, asked = dataset.pairs("dev"), list[int]()
     expected = 0.0  # one sentence at a time, through the whole softmax, in a plain sum
     for sentence in range(len(pairs)):
@@ -49,7 +49,7 @@ def test_the_nats_are_those_of_each_sentence_alone(run):
 
 
 def test_a_line_of_spaces_is_an_empty_sentence(run, monkeypatch):
-    model, dataset, _ = trained(run)
+    model, dataset, *_ = trained(run)
     _, before = evaluate.evaluate(model, dataset, "dev", run)
     texts = {side: dataset.texts("dev", side) for side in ("source", "target")}
     texts["source"] = ["  ", *texts["source"][1:]]
@@ -59,8 +59,11 @@ def test_a_line_of_spaces_is_an_empty_sentence(run, monkeypatch):
     assert found == ["", *before[1:]]
 
 
-def test_figures_of_an_unfinished_run_carry_their_update(run, capsys):
+def test_figures_of_an_unfinished_run_carry_their_update(run, capsys, monkeypatch):
     last = checkpoint.path_of(folders.run_folder(run) / "checkpoints", 300)
+    saved, average = last.read_bytes(), checkpoint.average
+    # As where training goes on: the next checkpoint is there before the weights are loaded
+    monkeypatch.setattr(checkpoint, "average", lambda paths: average(paths) if last.write_bytes(saved) else {})
     for path, updates, said in ((last.with_name("none"), 300, ""), (last, 200, ", after 200 of 300 updates")):
         path.unlink(missing_ok=True)
         _, name = evaluate.evaluate_trained(run)
@@ -79,7 +82,7 @@ def test_figures_are_printed_where_they_cannot_be_written(run, capsys):
 
 def test_evaluating_again_gives_the_result_s_figures(run):
     folder = folders.run_folder(run)
-    model, dataset, _ = trained(run)
+    model, dataset, *_ = trained(run)
     figures, translations = evaluate.evaluate(model, dataset, "dev", run)
     assert json.loads(json.dumps(figures)) == json.loads((folder / "result.json").read_text())["dev"]
     assert "".join(line + "\n" for line in translations) == (folder / "translations.txt").read_text()
@@ -90,7 +93,7 @@ def test_evaluating_again_gives_the_result_s_figures(run):
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_more_than_1_percent_unseen_characters_is_a_warning(run, capsys, more):
-    model, dataset, _ = trained(run)
+    model, dataset, *_ = trained(run)
     unseen = len("".join(dataset.texts("dev", "target"))) // 100 + more
     dataset.manifest["splits"]["dev"]["target_unknown"] = unseen
     evaluate.evaluate(model, dataset, "dev", run)
@@ -100,8 +103,8 @@ def test_more_than_1_percent_unseen_characters_is_a_warning(run, capsys, more):
 def test_averaging_is_the_mean_of_the_weights(run):
     newest, before = checkpoint.newest(folders.run_folder(run) / "checkpoints", 2)
     states = [checkpoint.load(path)["state_dict"] for path in (newest, before)]
-    averaged, _, _ = trained(dataclasses.replace(run, average=2))
-    last, _, _ = trained(run)
+    averaged, *_ = trained(dataclasses.replace(run, average=2))
+    last, *_ = trained(run)
     for name, weight in averaged.state_dict().items():
         one, other = (state[f"transformer.{name}"] for state in states)
         assert torch.allclose(weight, (one + other) / 2, rtol=0, atol=1e-7), name
@@ -127,7 +130,7 @@ def test_a_run_without_checkpoints_or_of_other_text_is_refused(run, monkeypatch)
     (folders.run_folder(run) / "data.sha256").write_text("0" * 64)
     with pytest.raises(compose.ConfigError, match=r"data\.name: .* was begun on data with SHA-256 000000000000"):
         trained(run)
-    monkeypatch.setattr(evaluate.checkpoint, "newest", lambda folder, count: [])
+    monkeypatch.setattr(checkpoint, "newest", lambda folder, count: [])
     with pytest.raises(compose.ConfigError, match="is finished, but its checkpoints are not here; delete the folder"):
         trained(run)
 
@@ -146,7 +149,7 @@ def test_another_beam_search_finds_the_row_s_run(run, capsys):
 
 
 def test_a_translation_may_be_longer_by_max_extra(run, monkeypatch):
-    model, dataset, _ = trained(run)
+    model, dataset, *_ = trained(run)
     norm, eos = model.decoder[-1].after_feed_forward.norm, model.embedding.weight[EOS]
     with torch.no_grad():  # the end is the least probable token everywhere
         norm.weight.zero_()

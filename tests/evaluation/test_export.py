@@ -111,7 +111,7 @@ def test_an_exported_run_is_ours_to_the_bit_and_the_word(finished, tmp_path, for
     shutil.copytree(compose.compose_row(*finished).output, tmp_path / "runs")
     run = compose.compose_row(*finished, f"output={tmp_path}/runs", f"format={format}")
     export.main(run)
-    model, dataset, folder = trained(run)
+    model, dataset, folder, _ = trained(run)
     folder = folder / f"export-{format}"
     if format == "safetensors":
         from safetensors.torch import load_file

@@ -67,7 +67,7 @@ def test_a_signal_waits_for_no_thread_that_searches():
 def model_and_sources(finished):
     """The trained run, its model and the test set's sources."""
     run = compose.compose_row(*finished)
-    model, dataset, _ = trained(run)
+    model, dataset, *_ = trained(run)
     pairs = dataset.pairs("test")
     return run, model, [ids[:-1] for ids in np.split(pairs.source_ids, pairs.source_offsets[1:-1])]
 

@@ -17,7 +17,7 @@ from aiayn.runs.models import trained
 def model(finished):
     """The trained run: (model, corpus, decoding, hardware)."""
     run = compose.compose_row(*finished)
-    transformer, dataset, _ = trained(run)
+    transformer, dataset, *_ = trained(run)
     return transformer, dataset, run.decoding, run.hardware
 
 

@@ -39,8 +39,7 @@ def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
     """The values, and the gradients of the inputs for a drawn one of the values."""
     torch.testing.assert_close(ours, theirs)
     gradient = torch.randn_like(ours)
-    for a, b in zip(*(torch.autograd.grad(y, inputs, gradient) for y in (ours, theirs)), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*(torch.autograd.grad(y, inputs, gradient) for y in (ours, theirs)))
 
 
 def test_eq_1_by_hand() -> None:
@@ -106,8 +105,7 @@ def test_the_kernel_is_given_what_makes_it_equal_padding(d_k: int, d_v: int, mon
 
     expected = results()
     stand_in(monkeypatch, torch.float64)
-    for ours, theirs in zip(results(), expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(results(), expected)
     # Control: heads wider than the kernel takes go the padded way
     monkeypatch.setattr(attention, "KERNEL_WIDTH", max(d_k, d_v) - 1)
     monkeypatch.setattr(varlen, "varlen_attn", None)

@@ -97,8 +97,7 @@ def test_rows_after_the_last_token_change_nothing() -> None:
         logits = model(given, (1, 2))
         gradients = torch.autograd.grad(logits.square().sum(), [*model.parameters()])
         found.append((logits, torch.cat([x.flatten() for x in gradients])))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
     elsewhere = dataclasses.replace(given, first_target=8)
     assert not torch.allclose(found[0][0], transformer().train()(elsewhere, (1, 2)))  # control
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from run_results import changed
+from run_results import changed, result_of
 
 from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
@@ -138,7 +138,7 @@ def test_a_signal_is_handed_on_once_to_every_rank(toy_run, tmp_path):
     assert [path.read_text() for path in tmp_path.glob("heard*")] == ["ready\nx\n"] * 2
 
 
-def test_a_result_of_another_run_or_text_finishes_nothing(toy_run, result_of):
+def test_a_result_of_another_run_or_text_finishes_nothing(toy_run):
     path, made = folders.run_folder(toy_run) / "result.json", result_of(toy_run)
     for key, value in (("experiment", "big"), ("seed", 2), ("config.model.dropout", 0.75)):
         storage.write_json(path, changed(made, key, value))
@@ -178,7 +178,7 @@ def test_a_worker_dies_with_a_parent_that_is_killed(bound):
             os.kill(orphan, signal.SIGKILL)
 
 
-def test_an_editor_s_marks_are_harmless_in_every_record(toy_run, result_of):
+def test_an_editor_s_marks_are_harmless_in_every_record(toy_run):
     """A byte order mark, blank lines and the line ends of another system."""
     folder = folders.run_folder(toy_run)
     saved, metrics = checkpoint.path_of(folder, 3), folder / records.METRICS

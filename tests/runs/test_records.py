@@ -16,11 +16,6 @@ from aiayn.runs import records
 from aiayn.runs.records import last_step, read_runs
 
 
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    return tmp_path / "runs" / "tiny-mini"
-
-
 def test_a_finished_run_is_read_back_whole(sweep: Path) -> None:
     put(sweep, "a_h1", 1, result())
     storage.write_json(sweep / "a_h1" / "seed1" / "failure.json", {"exit_code": 1, "cause": "of an earlier attempt"})

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from run_results import result_of
 
 from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
@@ -28,7 +29,7 @@ def rows(tmp_path):
 
 
 @pytest.fixture
-def seeds(rows, result_of, tmp_path):
+def seeds(rows, tmp_path):
     """Eight runs of base, and beside them the result that each would write."""
     runs = [dataclasses.replace(rows[0], seed=seed) for seed in range(1, 9)]
     for run in runs:
@@ -96,7 +97,7 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(seeds, script, tm
     assert "/8]" not in capsys.readouterr().out  # no run is done
 
 
-def test_each_corpus_of_unfinished_runs_is_prepared_once(rows, result_of, monkeypatch, capsys):
+def test_each_corpus_of_unfinished_runs_is_prepared_once(rows, monkeypatch, capsys):
     mixed = [schema.vary(rows[0], data={"name": name}) for name in ("one", "two", "two", "three")]
     storage.write_json(folders.run_folder(mixed[3]) / "result.json", result_of(mixed[3]))
     prepared, bad = [], {"two"}

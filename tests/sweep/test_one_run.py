@@ -7,6 +7,7 @@ import types
 from contextlib import ExitStack
 
 import pytest
+from run_results import result_of
 
 from aiayn.config import compose, folders
 from aiayn.core import exit_codes, storage
@@ -47,7 +48,7 @@ def test_a_folder_in_use_is_refused_naming_its_owner(toy_run):
         pass
 
 
-def test_a_finished_run_writes_nothing_and_checks_its_text(toy_run, result_of, monkeypatch, capsys, tmp_path):
+def test_a_finished_run_writes_nothing_and_checks_its_text(toy_run, monkeypatch, capsys, tmp_path):
     run = dataclasses.replace(toy_run, prepared=f"{tmp_path}/prepared")
     made = result_of(run)
     storage.write_json(folders.run_folder(run) / "result.json", made)

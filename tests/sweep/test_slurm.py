@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from run_results import result_of
 
 from aiayn import cli
 from aiayn.config import compose, folders
@@ -116,7 +117,7 @@ def test_a_task_of_a_sweep_gives_its_code_and_goes_on(mode, ended, exits, monkey
 
 
 @pytest.fixture
-def four(toy_run, result_of) -> list[Config]:
+def four(toy_run) -> list[Config]:
     """Finished before, in a folder of another run, and two to do, of which the last is there twice."""
     rows = ("base", "a_h1", "b_dk16", "c_n2", "c_n2")
     done, other, *_ = runs = [dataclasses.replace(toy_run, experiment=row) for row in rows]
@@ -126,7 +127,7 @@ def four(toy_run, result_of) -> list[Config]:
     return runs
 
 
-def test_a_launcher_gets_what_is_unfinished_and_can_begin(four, result_of, capsys):
+def test_a_launcher_gets_what_is_unfinished_and_can_begin(four, capsys):
     given = []
 
     def launch(numbers: list[int]) -> list[int]:

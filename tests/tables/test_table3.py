@@ -15,11 +15,6 @@ from aiayn.tables import table3
 from aiayn.tables.table3 import table
 
 
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    return tmp_path / "runs" / "tiny-mini"
-
-
 def test_a_run_with_overrides_stays_out_of_the_table(sweep: Path) -> None:
     put(sweep, "a_h1", 1, result())
     put(sweep, "a_h1+1f2e3d4c", 1, result(ppl=1.0))

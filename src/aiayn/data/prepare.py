@@ -34,6 +34,8 @@ def check(config: Config) -> None:
 
 def sources(data: Data) -> Text:
     """The files of the three splits. ConfigError names one that is missing, or both sides at once."""
+    if data.source:
+        raise ConfigError(f"data.source={data.source}: is read only with data={' or data='.join(wmt14.CORPORA)}")
     if data.name in EMBEDDED and not data.train_source:
         return {split: [files] for split, files in EMBEDDED[data.name].items()}
     paths = {split: [str(getattr(data, f"{split}_{side}")) for side in SIDES] for split in SPLITS}

@@ -15,7 +15,6 @@ from aiayn.data.update_plan import evaluation_batches, gather
 from aiayn.evaluation import metrics
 from aiayn.evaluation.search import search
 from aiayn.paper.loss import label_smoothed_cross_entropy
-from aiayn.runs import checkpoint
 from aiayn.runs.models import compute_with, trained, within_memory
 
 HeldOut = Literal["dev", "test"]
@@ -73,8 +72,7 @@ def evaluate_trained(config: Config) -> tuple[Dataset, str]:
     Writes `evaluation-<name>.json` and `translations-<name>.txt` beside the run's own. Raises what `trained` raises.
     """
     compute_with(config.hardware.threads)
-    model, dataset, folder = trained(config)
-    updates, last = checkpoint.step_of(checkpoint.newest(folder / "checkpoints")[0]), config.training.max_steps
+    model, dataset, folder, updates = trained(config)
     split = cast(HeldOut, config.split)
     with progress.counted(f"decoding {split}", len(dataset.pairs(split)), "sentences") as done:
         figures, translations = evaluate(model, dataset, split, config, done)
@@ -82,7 +80,7 @@ def evaluate_trained(config: Config) -> tuple[Dataset, str]:
     decoded = "" if folder == run_folder(config) else variation(config)
     name = f"{split}-average{config.average}{decoded}"
     low, high = figures["bleu_ci95"]
-    unfinished = f", after {updates} of {last} updates" if updates < last else ""
+    unfinished = f", after {updates} of {config.training.max_steps} updates" * (updates < config.training.max_steps)
     print(f"{config.experiment} seed {config.seed}, {config.data.name} {split}, scale {config.scale.name}{unfinished}:")
     counted = f"{figures['tokens']} tokens, {dataset.tokenizer.vocab_size} subwords, tokenizer={config.tokenizer}"
     print(f"perplexity {figures['ppl']:.3f} per token ({counted})")

@@ -126,7 +126,7 @@ def main(config: Config) -> None:
         raise ConfigError(f"fidelity={fidelity.name}: what is exported starts with BOS; export runs of fidelity=paper")
     if find_spec(config.format) is None:  # the format is named after its library
         raise ConfigError(f"format={config.format}: {config.format} is not installed; pip install 'aiayn[export]'")
-    model, dataset, run_folder = trained(config)
+    model, dataset, run_folder, _ = trained(config)
     assert isinstance(model, Transformer)
     folder = run_folder / f"export-{config.format}"
     storage.remove_unfinished(run_folder)

@@ -54,7 +54,7 @@ def translate(
 def main(config: Config, source: BinaryIO | None = None) -> None:
     """Translates standard input with the run that the configuration names."""
     compute_with(config.hardware.threads)
-    model, dataset, _folder = trained(config)
+    model, dataset, *_ = trained(config)
     lines, warn = source or sys.stdin.buffer, partial(print, "aiayn:", file=sys.stderr)
     shown = sys.stdout.isatty()  # the translations themselves show how far it is
     with contextlib.nullcontext() if shown else progress.counted("translating", None, "lines") as done:

@@ -84,7 +84,7 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     compute_with(config.hardware.threads)
     if config.model.kind != "transformer":
         raise ConfigError(f"model.kind={config.model.kind}: it draws heads of Transformers, such as experiment=base")
-    model, dataset, folder = trained(config)
+    model, dataset, folder, _ = trained(config)
     assert isinstance(model, Transformer)
     sentence = (source or sys.stdin.buffer).readline().decode("utf-8", "replace").strip()
     batch = translated(model, dataset, config, sentence)

@@ -65,7 +65,7 @@ def newest(folder: Path, count: int = 1) -> list[Path]:
     """The newest `count` intact checkpoints, newest first; none when training has saved none. Names damaged files."""
     intact, damaged = list[Path](), list[Path]()
     for path in storage.listed(folder, PATTERN)[::-1]:
-        if len(intact) < count:
+        if len(intact) < count and (is_intact(path) or path.exists()):  # a run that trains removes its oldest
             (intact if is_intact(path) else damaged).append(path)
     if damaged and not intact:  # a silent fresh start would lose the run
         raise storage.StorageError(

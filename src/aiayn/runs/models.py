@@ -86,8 +86,8 @@ def parameters(run: Config, vocab_size: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def trained(config: Config) -> tuple[TranslationModel, Dataset, Path]:
-    """The mean of a run's last `average` checkpoints, its corpus and its folder; ConfigError if it has not so many."""
+def trained(config: Config) -> tuple[TranslationModel, Dataset, Path, int]:
+    """The mean of a run's last `average` checkpoints, its corpus, folder and update; ConfigError if it has too few."""
     if not run_folder(config).exists():  # then the row's own beam search: the weights are the same
         config = dataclasses.replace(config, decoding=unscaled(config.experiment, config).decoding)
     jobs.check(config)
@@ -111,4 +111,4 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path]:
     with checkpoint.fitting(paths[0]):
         weights = checkpoint.average(paths)
         model.load_state_dict({name.removeprefix("transformer."): value for name, value in weights.items()})
-    return model.to(config.hardware.device).eval(), dataset, folder
+    return model.to(config.hardware.device).eval(), dataset, folder, checkpoint.step_of(paths[0])
