@@ -190,7 +190,6 @@ def test_runtime_keys_may_change_under_a_run_and_no_bit_does(longer, whole, tmp_
         hardware={"tokens_per_search": 29},
         wandb={"project": "other", "entity": "me"},
         paper={"ppl": 2.0, "bleu": 3.0},
-        data={"source": "elsewhere"},
     )
     trained(other, folder)
     assert same(folder, whole)
