@@ -56,7 +56,7 @@ def test_the_verses_are_prepared_whole_and_to_the_same_bytes(tmp_path):
     assert dataset.sha256 == "16e4b9d8871f17ae9186e3be1eb244002df59039c148abedb2e459ef24977b73"
 
 
-def test_own_text_under_the_name_of_a_downloaded_corpus_is_taken(run):
+def test_own_text_may_have_the_name_of_wmt_s_but_no_source(run):
     prepare.check(with_files(run, name="wmt14_en_de"))
     with pytest.raises(compose.ConfigError, match=r"data\.source=there: is read only with data=wmt14_en_de or data="):
         prepare.check(with_files(run, source="there"))

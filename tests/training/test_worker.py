@@ -1,4 +1,4 @@
-"""A worker is bound to its parent before it imports anything that takes time."""
+"""A worker is bound to its parent before it imports anything that takes time, and a rank says why it failed."""
 
 import os
 import signal

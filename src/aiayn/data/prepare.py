@@ -33,7 +33,7 @@ def check(config: Config) -> None:
 
 
 def sources(data: Data) -> Text:
-    """The files of the three splits. ConfigError names one that is missing, or both sides at once."""
+    """The files of the three splits. ConfigError: one is missing or both sides at once, or `data.source` is given."""
     if data.source:
         raise ConfigError(f"data.source={data.source}: is read only with data={' or data='.join(wmt14.CORPORA)}")
     if data.name in EMBEDDED and not data.train_source:

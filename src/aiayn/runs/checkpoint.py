@@ -34,7 +34,7 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
 def load(path: Path) -> dict[str, Any]:
     """The checkpoint's dictionary, on the CPU. StorageError when it is damaged or holds more than tensors."""
     if not is_intact(path):
-        raise storage.StorageError(f"{path} is damaged: its SHA-256 is not the one that was written with it")
+        raise storage.StorageError(f"{path} is damaged or gone: its SHA-256 is not the one that was written with it")
     try:
         _refuse_compressed(path)
         with warnings.catch_warnings(action="ignore"):  # torch warns of TorchScript before it refuses it
@@ -65,8 +65,8 @@ def newest(folder: Path, count: int = 1) -> list[Path]:
     """The newest `count` intact checkpoints, newest first; none when training has saved none. Names damaged files."""
     intact, damaged = list[Path](), list[Path]()
     for path in storage.listed(folder, PATTERN)[::-1]:
-        if len(intact) < count and (is_intact(path) or path.exists()):  # a run that trains removes its oldest
-            (intact if is_intact(path) else damaged).append(path)
+        if len(intact) < count and ((whole := is_intact(path)) or path.exists()):  # training removes the oldest
+            (intact if whole else damaged).append(path)
     if damaged and not intact:  # a silent fresh start would lose the run
         raise storage.StorageError(
             f"no checkpoint in {folder} is intact ({len(damaged)}, newest {damaged[0].name}):"
