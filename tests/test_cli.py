@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
@@ -85,9 +84,6 @@ def test_manuals_sweeps_and_tables_need_no_torch():
         "print('torch' in sys.modules)\n"
         "import aiayn.paper.loss; print('torch' in sys.modules)"  # control
     )
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-m", "aiayn", "--help"], check=True, capture_output=True)
-    assert time.monotonic() - began < 10
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-3:] == ["[]", "False", "True"]
 
@@ -98,14 +94,11 @@ WRONG = {
     "train model.dropout=nan": "model.dropout=nan",
     "train model.d_k=two": "two",
     "train data.name=../up": "../up",
-    "train scale=huge": "scale=huge",
     "evaluate wandb.mode=disabled": "nothing is trained in runs/tiny-mini/base/seed1",
     "train 'scale={}'": "scale={}",
-    "train 'hardware=[cpu]'": "hardware=[cpu]",
     "train output=null": "output",
     "table format=pdf": "terminal, md, csv, latex",
     "train -cn table4": "-cn/--config-name: invalid choice: 'table4' (choose from",
-    "train 'data={name: x}'": "data={name: x}",
     "train data=files": "data.train_source",
     "train ~model.dropout": "model.dropout",
     "train model=1": "model=1: is a section; give model.KEY=...",
@@ -121,7 +114,6 @@ WRONG = {
     "train --conf x": "--conf is no flag of this program: -cn NAME",
     "train seed": "'seed': must be KEY=VALUE",
     "train output=": "'output=': must be KEY=VALUE; is a shell variable empty?",
-    "train +scale=": "'+scale=': must be KEY=VALUE; is a shell variable empty?",
     "train hydra/sweeper=optuna": "hydra/sweeper=optuna: sweeps are grids: -m training.learning_rate_factor=0.5,1,2",
     "train hydra.run.dir=x": "hydra.run.dir=x: runs go where output=FOLDER says",
     "train hydra.verbose=true": "only hydra/launcher and hydra.launcher.* are read",
@@ -240,9 +232,11 @@ def test_an_absent_launcher_is_named_with_the_remedy(message, line):
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("x"), ValueError("x"), OSError("libcudart.so.12: cannot open")])
 def test_an_error_of_ours_keeps_its_traceback(error):  # control
-    """Of numpy, of torch, or of ours: a line without a place would help nobody."""
+    """Of numpy, of torch, or of ours, in whatever folder: a line without a place would help nobody."""
+    with pytest.raises(type(error)) as raised:
+        exec(compile("raise error", "/home/hydra/aiayn/cli.py", "exec"), {"error": error})
     with pytest.raises(type(error)):
-        cli.explained(error)
+        cli.explained(raised.value)
 
 
 @pytest.mark.parametrize("command", ["prepare", "plan"])

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from aiayn.cli import one_line_errors
 from aiayn.config import folders
 from aiayn.config.compose import compose_row
 from aiayn.config.schema import ROWS, Config
@@ -115,4 +116,5 @@ def main(*words: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with one_line_errors():
+        main(*sys.argv[1:])

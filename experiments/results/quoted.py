@@ -27,11 +27,12 @@ import torch
 from tabulate import tabulate
 from torch import Tensor, nn
 
+from aiayn.cli import one_line_errors
 from aiayn.config import compose, folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.data.update_plan import gather
 from aiayn.paper.transformer import Transformer
-from aiayn.report import figures, html_report
+from aiayn.report import figures
 from aiayn.runs import records
 from aiayn.runs.models import trained
 from aiayn.tables import beyond, paper_claims, table3
@@ -139,7 +140,7 @@ def claims(*words: str) -> str:
     """A note on how to read it, and one line for each claim."""
     run = compose.compose_row(*words)
     made = table3.table(run, records.read_runs(folders.sweep_folder(run)))
-    findings = paper_claims.check(made, beyond.counts_of(run, made))
+    findings = paper_claims.check(made, beyond.on_dev(run, made)[1])
     cells = [[found.texts[key] for key in CLAIM_COLUMNS] for found in findings]
     return f"{CLAIM_NOTE}\n{tabulate(cells, list(CLAIM_COLUMNS.values()), tablefmt='github')}"
 
@@ -151,7 +152,7 @@ def lengths(*words: str) -> str:
     made, others = table3.table(run, stored), beyond.table(run, stored)
     lines = {line.name: line for line in (*made.lines, *(others.lines if others else ()))}
     made = dataclasses.replace(made, lines=tuple(lines.values()))
-    source_words, counts, missing = html_report.on_dev(run, made)
+    source_words, counts, missing = beyond.on_dev(run, made)
     if missing:
         raise ConfigError(missing)
     (axes,) = figures.lengths(made, counts, source_words).axes
@@ -199,9 +200,7 @@ def main(what: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 3 or sys.argv[1] not in ("table", "claims", "lengths", "variance"):
         sys.exit(__doc__)
-    try:
+    with one_line_errors():
         main(*sys.argv[1:])
-    except (ConfigError, OSError) as error:
-        sys.exit(str(error))

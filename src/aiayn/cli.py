@@ -116,7 +116,8 @@ def explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, storage.StorageError) or (isinstance(error, OSError) and error.filename is not None):
         return exit_codes.STORAGE, storage.description(error) if isinstance(error, OSError) else str(error)
     # Hydra 1.3 refuses some overrides of a group, such as scale=[1], by a plain ValueError of its own
-    in_hydra = "/hydra/" in str(traceback.extract_tb(error.__traceback__)[-1:])
+    raised_in = (frame.filename for frame in traceback.extract_tb(error.__traceback__)[-1:])
+    in_hydra = any(Path(file).is_relative_to(Path(hydra.__file__).parent) for file in raised_in)
     if isinstance(error, HydraException | OmegaConfBaseException) or in_hydra:
         return exit_codes.WRONG_CONFIGURATION, _of_hydra(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO):

@@ -14,6 +14,7 @@ from aiayn.config import arguments
         ("-i searchpath", "--info=searchpath"),
         ("output=~/a,~me/b ~c.d", "output='~/a','~me/b' ~c.d"),
         ('output="~/a,~b"', 'output="~/a,~b"'),
+        ("data.train_target=my_target_file.de", "data.train_target=my_target_file.de"),
     ],
 )
 def test_flags_come_first_and_a_home_folder_is_quoted(words, expected):

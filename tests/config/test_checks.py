@@ -17,6 +17,8 @@ from aiayn.config import checks, compose, schema
         ("model.positions=relative model.scores=additive", "model.scores=additive: .* use scaled"),
         ("experiment=f_no_positions model.residual=positions", "model.residual=positions: .* use model.positions=sin"),
         ("bench.output=figures.md", r"^bench.output=figures.md: .*\.json"),
+        ("bench.output=.", r"^bench.output=.: .*\.json"),
+        (f"hardware.tokens_per_search=1{'0' * 20}", r"hardware.tokens_per_search.* at most 1e\+12"),
         ("experiment=s_rnn fidelity.zero_start=true", "fidelity.zero_start=true: .* use fidelity=paper"),
         ("model.dropout=1.0", "model.dropout=1.0: .* below 1"),
         (f"training.max_steps=1{'0' * 400}", r"training.max_steps.* at most 1e\+12"),
@@ -41,16 +43,16 @@ def test_every_path_may_begin_with_a_home_folder(monkeypatch):
     paths = [key for key, _, meta in schema.leaves(schema.Config()) if "path" in meta]
     prefixes = {"data.train", "data.dev", "data.test"}
     assert {*paths} == schema.PATHS | prefixes | {"data.source", "output", "prepared", "bench.output"}
-    run = compose.compose_row(*(f"{'+' * (key in prefixes)}{key}='~/{key} 1'" for key in paths))
-    assert [attrgetter(key)(run) for key in paths] == [f"/home of/ü/{key} 1" for key in paths]
+    for named in ({*paths} - prefixes, prefixes):
+        languages = ("data.source_language=is", "data.target_language=fi")
+        run = compose.compose_row("data=files", *languages, *(f"{key}='~/{key} 1.json'" for key in named))
+        assert [attrgetter(key)(run) for key in named] == [f"/home of/ü/{key} 1.json" for key in named]
     assert compose.compose_row("output='~root/x'").output == os.path.expanduser("~root/x") != "~root/x"
 
 
 def test_no_text_is_empty_but_for_what_a_corpus_does_without():
-    text = {key for key, value, _ in schema.leaves(compose.compose_row()) if isinstance(value, str)}
-    for key in (
-        text - schema.PATHS - {"data.train", "data.dev", "data.test", "experiment", "data.source", "published.where"}
-    ):
+    text = {key for key, value, _ in schema.leaves(compose.compose_row()) if isinstance(value, str)} - schema.PATHS
+    for key in text - {"data.train", "data.dev", "data.test", "experiment", "data.source", "published.where"}:
         with pytest.raises(schema.ConfigError, match=f"^{key}=''"):
             compose.compose_row(f"{key}=''")
 

@@ -34,10 +34,14 @@ def test_files_are_of_the_languages_that_their_names_end_with(source, target, la
 
 def test_a_prefix_stands_for_both_files_of_its_split():
     words = ["data=files", "data.train=a/t", "data.dev=d", "data.test=e.1", "data.target_language=fi"]
-    data = compose.compose_row(*words, "data.source_language=is", "data.dev_source=other").data
-    files = {"a/t.is", "a/t.fi", "other", "d.fi", "e.1.is", "e.1.fi"}
+    data = compose.compose_row(*words, "data.source_language=is", "data.dev_source=d.is").data
+    files = {"a/t.is", "a/t.fi", "d.is", "d.fi", "e.1.is", "e.1.fi"}
     assert {getattr(data, key.removeprefix("data.")) for key in schema.PATHS} == files
-    assert (data.train_target, data.dev_source, data.test_source) == ("a/t.fi", "other", "e.1.is")
+    assert (data.train_target, data.dev_source, data.test_source) == ("a/t.fi", "d.is", "e.1.is")
+    with pytest.raises(schema.ConfigError, match=r"data\.dev_source=other: is d\.is by data\.dev=d; give one of them"):
+        compose.compose_row(*words, "data.source_language=is", "data.dev_source=other")
+    with pytest.raises(schema.ConfigError, match=r"data\.source_language=und: is needed by tokenizer=paper"):
+        own("tokenizer=paper", target="b.de")
     for train in ([], ["data.train=", "data.train_source=a", "data.train_target=b"]):
         with pytest.raises(schema.ConfigError, match=r"data\.source_language has no value"):
             compose.compose_row(*words, *train)

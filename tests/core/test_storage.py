@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -167,6 +168,23 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_return(tmp_path, monkeypa
     assert done == ["appending", "appended", "flush lines"]
 
 
+def test_a_file_system_may_lack_flushing_of_folders_but_no_locks(tmp_path, monkeypatch):
+    fsync, causes = os.fsync, iter((errno.EINVAL, errno.EIO))
+
+    def flush(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(next(causes), "refused")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    storage.write_text(tmp_path / "file", "x")
+    with pytest.raises(storage.StorageError, match=rf"cannot write {tmp_path}/file: refused"):  # control
+        storage.write_text(tmp_path / "file", "x")
+    monkeypatch.setattr(storage.fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    with pytest.raises(storage.StorageError, match=rf"cannot lock {tmp_path}/lock: No locks available"):
+        storage.lock(tmp_path / "lock", wait=False).__enter__()
+
+
 def test_a_torn_last_line_is_dropped(tmp_path):
     path = tmp_path / "lines"
     assert storage.read_lines(path) == []
@@ -213,9 +231,7 @@ def test_what_a_library_writes_is_staged_and_then_moved(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize(
-    ("closed", "said"), [("<&-", "standard input is"), (">&-", "standard output is"), ("2>&-", "")]
-)
+@pytest.mark.parametrize(("closed", "said"), [("<&-", "standard input"), (">&-", "standard output"), ("2>&-", "")])
 def test_no_file_takes_the_number_of_a_closed_stream(tmp_path, closed, said):
     code = (
         "from aiayn.core import storage\n"
@@ -226,7 +242,7 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path, closed, said):
     command = f"{sys.executable} -c {shlex.quote(code)} {closed}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert int((tmp_path / "file").read_text()) > 2
-    assert re.fullmatch(f"{said} closed: .*\nx\n" if said else "", done.stderr)
+    assert re.fullmatch(f"{said} is closed: .*\nx\n" if said else "", done.stderr)
 
 
 def test_an_error_names_whose_mode_denies_permission(tmp_path):

@@ -63,8 +63,8 @@ def test_a_row_beyond_is_planned_with_its_own_parameters(name: str, like: str, a
     assert (row.flops > same.flops) == (added > 0)
 
 
-SMALL = ("scale=paper", "model.num_layers=2", "model.d_model=46")
-OF_TRANSFORMER = (*SMALL, "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "model.d_v=17")
+TOY = ("scale=paper", "model.num_layers=2", "model.d_model=46")
+OF_TRANSFORMER = (*TOY, "model.d_ff=83", "model.num_heads=3", "model.d_k=5", "model.d_v=17")
 
 
 def saved(words: tuple[str, ...], dropout: float) -> tuple[float, float]:
@@ -90,9 +90,7 @@ def saved(words: tuple[str, ...], dropout: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize(
-    "words", [OF_TRANSFORMER, ("experiment=s_rnn", *SMALL), ("experiment=s_rnn_attention", *SMALL)]
-)
+@pytest.mark.parametrize("words", [OF_TRANSFORMER, ("experiment=s_rnn", *TOY), ("experiment=s_rnn_attention", *TOY)])
 def test_what_is_kept_for_the_backward_pass_is_what_torch_keeps(words, dropout) -> None:
     alive, expected = saved(words, dropout)
     assert alive == expected

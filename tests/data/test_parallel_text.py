@@ -183,11 +183,12 @@ SGM = """<refset setid="newstest2013" srclang="any" trglang="de"><doc docid="a" 
 def test_the_segments_of_an_sgm_are_sacrebleus_without_entities(tmp_path) -> None:
     from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
-    path, theirs = tmp_path / "newstest.sgm", tmp_path / "newstest.txt"
+    path, packed, theirs = (tmp_path / f"newstest.{end}" for end in ("sgm", "SGM.gz", "txt"))
     path.write_text(SGM)
+    packed.write_bytes(gzip.compress(SGM.encode()))
     FakeSGMLDataset("x", langpairs={})._convert_format(str(path), str(theirs))
     ours = [line.decode() for line in read_lines(path)]
-    assert ours == ['One & two "three"', "R&D <b> x <!-- no -->", ""]
+    assert ours == ['One & two "three"', "R&D <b> x <!-- no -->", ""] == [line.decode() for line in read_lines(packed)]
     assert ours == [html.unescape(line) for line in theirs.read_text().split("\n")[:-1]]
     assert ours != theirs.read_text().split("\n")[:-1]  # control: theirs keep the entities
 

@@ -67,7 +67,8 @@ def test_own_text_may_have_the_name_of_wmt_s_but_no_source(run):
 def test_the_papers_tokenizer_makes_a_corpus_of_its_own(tmp_path, capsys, monkeypatch):
     assert moses_bpe.MERGES == 32_000
     monkeypatch.setattr(moses_bpe, "MERGES", 307)
-    papers = compose.compose_row("data=tiny", "scale=mini", f"prepared={tmp_path}", "tokenizer=paper")
+    region = ("data.source_language=eng", "data.target_language=de_AT")  # which Moses does not know
+    papers = compose.compose_row("data=tiny", "scale=mini", f"prepared={tmp_path}", "tokenizer=paper", *region)
     prepare.main(papers)
     assert "prepare: training 307 merges of Moses tokens\n" in capsys.readouterr().out
     dataset = prepare.prepare(papers, pytest.fail)

@@ -15,7 +15,7 @@ from aiayn.core import storage
 from aiayn.data.sentencepiece_bpe import EOS
 from aiayn.data.update_plan import gather
 from aiayn.evaluation import evaluate
-from aiayn.runs import checkpoint
+from aiayn.runs import checkpoint, models
 from aiayn.runs.models import trained
 from aiayn.tables import table2
 
@@ -61,7 +61,9 @@ def test_a_line_of_spaces_is_an_empty_sentence(run, monkeypatch):
 
 def test_figures_of_an_unfinished_run_carry_their_update(run, capsys, monkeypatch):
     last = checkpoint.path_of(folders.run_folder(run) / "checkpoints", 300)
-    saved, average = last.read_bytes(), checkpoint.average
+    saved, average, prepare = last.read_bytes(), checkpoint.average, models.prepare
+    # As where training goes on: while the corpus is read, the checkpoint is removed
+    monkeypatch.setattr(models, "prepare", lambda *given: last.unlink(missing_ok=True) or prepare(*given))
     # As where training goes on: the next checkpoint is there before the weights are loaded
     monkeypatch.setattr(checkpoint, "average", lambda paths: average(paths) if last.write_bytes(saved) else {})
     for path, updates, said in ((last.with_name("none"), 300, ""), (last, 200, ", after 200 of 300 updates")):

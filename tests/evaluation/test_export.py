@@ -109,10 +109,10 @@ def test_queries_of_another_width_need_another_scale(tmp_path, monkeypatch):  # 
 def test_an_exported_run_is_ours_to_the_bit_and_the_word(finished, tmp_path, format):
     pytest.importorskip(format, reason="needs the extra: pip install -e '.[export]'")
     shutil.copytree(compose.compose_row(*finished).output, tmp_path / "runs")
-    run = compose.compose_row(*finished, f"output={tmp_path}/runs", f"format={format}")
+    run = compose.compose_row(*finished, f"output={tmp_path}/runs", f"format={format}", "average=2")
     export.main(run)
     model, dataset, folder, _ = trained(run)
-    folder = folder / f"export-{format}"
+    folder = folder / f"export-{format}-average2"
     if format == "safetensors":
         from safetensors.torch import load_file
 

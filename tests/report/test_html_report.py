@@ -112,7 +112,11 @@ def test_the_page_tells_what_became_of_every_row(report: Path) -> None:
     ends = {"c_n8 seed 1": "failed", "c_n4 seed 1": "half-done", "c_n2 seed 1": "stale", "big": "missing"}
     for name, status in ends.items():
         assert f'class="{status}">{status}</span> {name}: ' in text
-    claims = ("Single-head attention is worse", "Without positions BLEU falls far")
+    claims = (
+        "Single-head attention is worse",
+        "Without positions BLEU falls far",
+        "effects: scale smoke, corpus digits",
+    )
     assert all(told in text for told in ("16 of 20 rows finished", *claims, ">9.84</td>", ">7.75</td>"))
 
 
@@ -130,7 +134,7 @@ def test_without_a_run_or_a_corpus_it_says_so(run: Config, report: Path, tmp_pat
         html_report.main(compose.compose_row(f"output={tmp_path}"))
     assert list(tmp_path.iterdir()) == []
     made = beyond.table(run, records.read_runs(folders.sweep_folder(run)))
-    _, counts, _ = html_report.on_dev(run, made)  # control
+    _, counts, _ = beyond.on_dev(run, made)  # control
     assert {("base", 1), ("a_h1", 1), ("f_no_positions", 1)} <= set(counts)
-    words, counts, missing = html_report.on_dev(dataclasses.replace(run, prepared="nowhere"), made)
+    words, counts, missing = beyond.on_dev(dataclasses.replace(run, prepared="nowhere"), made)
     assert ("holds no prepared data" in missing, words, counts) == (True, [], {})

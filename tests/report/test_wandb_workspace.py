@@ -62,9 +62,10 @@ def test_what_is_sent_is_every_panel_that_is_listed(toy_run, saved, capsys) -> N
 def test_unless_asked_for_the_network_is_not_asked(toy_run, saved, monkeypatch, capsys, mode) -> None:
     for package in ("wandb", "wandb_workspaces"):
         monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setenv("WANDB_DIR", "/its own")
     wandb_workspace.main(in_mode(toy_run, mode))
     printed = capsys.readouterr().out
-    assert all(str(panel) in printed for panel in TABLE)
+    assert all(str(panel) in printed for panel in (*TABLE, "wandb sync /its own/wandb/offline-run-*\n"))
     assert saved == []
 
 

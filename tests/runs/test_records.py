@@ -133,9 +133,7 @@ def test_a_full_disk_leaves_the_cause_on_the_terminal(tmp_path, capsys):
     assert "aiayn: no space; cannot write" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "line", [b'{"step": 1, "\xff": 1}', b'{"step": 2, "dev/ppl": NaN}', b'{"step": 3, "train/loss": 1.0}']
-)
+@pytest.mark.parametrize("line", [b'{"step": 1, "\xff": 1}', b'{"step": 2, "x": NaN}', b'{"step": 3, "train/loss": 1}'])
 def test_a_damaged_line_of_the_metrics_is_named(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "dev/ppl": 2.0}\n' + line + b"\n")
     with pytest.raises(storage.StorageError, match=r"metrics\.jsonl: line 2 is damaged"):

@@ -147,9 +147,7 @@ def test_a_launcher_gets_what_is_unfinished_and_can_begin(four, capsys):
     assert slurm.hand_over(four[:1], lambda numbers: pytest.fail("asked")) == exit_codes.DONE
 
 
-@pytest.mark.parametrize(
-    ("told", "remedy"), [("are you indeed on a slurm cluster?", "start it where"), ("lost", "squeue")]
-)
+@pytest.mark.parametrize(("told", "remedy"), [("are you indeed on a slurm cluster?", "start it"), ("lost", "squeue")])
 def test_a_launcher_s_error_says_what_to_do_about_it(monkeypatch, capsys, told, remedy):
     monkeypatch.syspath_prepend(str(Path(slurm.__file__).parent / "plugins"))
     rows = import_module("hydra_plugins.aiayn").Rows(max_batch_size=None)

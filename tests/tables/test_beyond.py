@@ -140,9 +140,11 @@ def test_counts_are_of_translations_of_this_corpus(tmp_path, monkeypatch) -> Non
     run = dataclasses.replace(LIKE, output=str(tmp_path))
     corpus = SimpleNamespace(sha256="d" * 64, texts=lambda split, side: ["ein Haus am See", "zwei Türen"])
     monkeypatch.setattr(beyond.Dataset, "open", lambda folder: corpus)
-    for row, lines in (("base", 2), ("f_additive", 2), ("f_unscaled", 1)):
+    table = made()
+    del next(line for line in table.lines if line.name == "f_no_positions").runs[0].result["dev"]["bleu"]["paper"]
+    for row, lines in (("base", 2), ("f_additive", 2), ("f_unscaled", 1), ("f_no_positions", 2)):
         folder = folders.sweep_folder(run) / row / "seed1"
         storage.write_text(folder / "translations.txt", "ein Haus am See\n" * lines)
-    assert set(beyond.counts_of(run, made())) == {("base", 1), ("f_additive", 1)}
+    assert set(beyond.on_dev(run, table)[1]) == {("base", 1), ("f_additive", 1)}
     corpus.sha256 = "e" * 64  # control
-    assert beyond.counts_of(run, made()) == {}
+    assert beyond.on_dev(run, table)[1] == {}

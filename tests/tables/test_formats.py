@@ -141,7 +141,7 @@ def test_every_format_has_all_rows_and_the_cause_of_gaps(form: str) -> None:
         assert re.search(rf"(?m)^\|? ?{name}\b.*{status}", text)
     assert "loss is not finite at update 17 (exit code 3)" in text
     assert f"5 of {round(100_000 * command('mini').scale.steps):,} updates" in text
-    assert re.search(r"(model|training)\.\w+ was \d+, is \d+, and \d+ more: delete its folder", text)
+    assert re.search(r"scale\.\w+ was \S+, is \S+, and \d+ more: give scale\.\w+=\S+, or delete", text)
 
 
 def hostile() -> Table:

@@ -58,7 +58,7 @@ def _check(command: str, word: str, multirun: bool) -> None:
     if key.startswith("hydra") and not key.startswith(("hydra/launcher", "hydra.launcher.")):
         hint = next(hint for prefixes, hint in INSTEAD.items() if key.startswith(prefixes))
         raise ConfigError(f"{' '.join(word.split())}: {hint}")
-    if "_target_" in word or (key not in GROUPS and ("/" in key or "@" in key)):
+    if re.search(r"\b_target_\b", word) or (key not in GROUPS and ("/" in key or "@" in key)):
         raise ConfigError(f"{key} is not a key of the configuration: `--cfg job` prints every key")
     if command in SHOW_ALL and key in ("experiment", "seed") and not multirun:
         raise ConfigError(f"{word}: `aiayn {command}` shows every trained run; leave it out")

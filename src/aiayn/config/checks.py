@@ -57,6 +57,8 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
     for key in () if config.data.train_source else sorted(PATHS):
         if attrgetter(key)(config):
             yield key, "is read only with data.train_source; give all six files (data=files)"
+    if config.tokenizer == "paper" and config.data.source_language == "und":
+        yield "data.source_language", "is needed by tokenizer=paper; give it, such as en"
     translated_into = language(config.data.target_language)
     if not all(map(find_spec, _OF_BLEU.get(translated_into, ()))):
         yield "data.target_language", f"its BLEU needs `pip install 'sacrebleu[{translated_into}]'`"
@@ -69,7 +71,7 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
         yield "hardware.compile", "must be false on a CPU"
     if config.decoding.precision != "full" and config.hardware.precision == "64-true":
         yield "decoding.precision", "must be full with hardware.precision=64-true"
-    if Path(config.bench.output).suffix == ".md":
+    if Path(config.bench.output).suffix != ".json":
         yield "bench.output", "must name a .json file; the tables are written to .md beside it"
 
 

@@ -152,10 +152,13 @@ def _complete(data: dict[str, Any]) -> None:
         if data.get(spoken) == "???" and (ending := _LANGUAGE.search(path)):
             data[spoken] = ending[1]
     for split, side in itertools.product(("train", "dev", "test"), ("source", "target")):  # now all languages are known
-        if data.get(split) and data[f"{split}_{side}"] == "???":
-            data[f"{split}_{side}"] = f"{data[split]}.{data[f'{side}_language']}"
+        if data.get(split):
+            key, path = f"{split}_{side}", f"{data[split]}.{data[f'{side}_language']}"
+            if data[key] not in ("???", path):
+                raise ConfigError(f"data.{key}={data[key]}: is {path} by data.{split}={data[split]}; give one of them")
+            data[key] = path
     if data.get("source_language") == "???" and not any(data.get(split) for split in ("train", "dev", "test")):
-        data["source_language"] = "und"  # undetermined, of ISO 639: only tokenizer=paper asks for it
+        data["source_language"] = "und"  # undetermined, of ISO 639: SentencePiece needs no language
 
 
 def _typed(plain: dict[str, Any]) -> Config:

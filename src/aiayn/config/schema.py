@@ -132,7 +132,7 @@ def language(name: str) -> str:
     """A language without its script and region, in two letters: `zh` of `zh-Hans` and of `zho_Hans`."""
     primary = re.split("[-_]", name.lower())[0]
     same = {"cn": "zh", "zho": "zh", "cmn": "zh", "yue": "zh", "jp": "ja", "jpn": "ja", "kr": "ko", "kor": "ko"}
-    same |= {"tha": "th", "lao": "lo", "khm": "km", "mya": "my", "deu": "de"}
+    same |= {"tha": "th", "lao": "lo", "khm": "km", "mya": "my", "deu": "de", "eng": "en", "fra": "fr"}
     return same.get(primary, primary)
 
 
@@ -162,8 +162,8 @@ class Hardware:
     devices: int = _number(1, 1024, affects_result=False)  # gradients are summed over ranks: the order of sums
     # bfloat16 keeps 8 bits of a product's factors, and 64 bits move every weight
     precision: str = _one_of("32-true", "64-true", "bf16-mixed", affects_result=True)
-    tokens_per_micro_batch: int = _number(1, affects_result=False)  # in how many parts an update's gradient is summed
-    tokens_per_search: int = _number(1, affects_result=False)  # sentences searched together, none of which sees another
+    tokens_per_micro_batch: int = _number(1, 1e12, affects_result=False)  # in how many parts a gradient is summed
+    tokens_per_search: int = _number(1, 1e12, affects_result=False)  # sentences side by side, none sees another
     threads: int = _number(1, 4096, affects_result=False)  # in how many parts a sum is taken: the order of sums
     compile: bool = _any(affects_result=False)  # fused kernels: the order of sums, what bf16 rounds
     deterministic: bool = _any(affects_result=False)  # which of equal kernels: the order of sums, the same each time

@@ -220,7 +220,7 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
     with file:
         if not _locked(file):
             file.seek(0)
-            in_use = f"{path.parent} is in use by {file.read().decode() or 'another process'}"
+            in_use = f"{path.parent} is in use by {file.read().decode(errors='replace') or 'another process'}"
             if not wait:
                 raise InUse(f"{in_use}: wait for it or stop it")
             report(f"waiting: {in_use}")
@@ -237,7 +237,7 @@ def lock(path: Path, *, wait: bool, report: Callable[[str], None] = lambda messa
 
 
 def _locked(file: BinaryIO) -> bool:
-    with suppress(BlockingIOError):
+    with errors(f"lock {file.name}"), suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
@@ -270,9 +270,7 @@ def _is_abandoned(temporary: Path) -> bool:
 
 
 def _existing(path: Path) -> Path:
-    while not os.path.exists(path):  # or nothing may be known of it
-        path = path.absolute().parent
-    return path
+    return next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
 
 
 def _make_folder(folder: Path) -> None:
@@ -289,5 +287,8 @@ def _flush_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot do it to a folder
+            raise
     finally:
         os.close(descriptor)

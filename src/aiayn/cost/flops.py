@@ -87,6 +87,6 @@ def device(hardware: Hardware, gpu: str) -> Device:
     return GPUS[gpu] if hardware.accelerator == "gpu" else CORE
 
 
-def power(flops: float) -> str:
-    """Operations as Table 2 has them: 3.3e18."""
-    return f"{flops:.2e}".replace("e+", "e")
+def power(flops: float, digits: int = 2) -> str:
+    """Operations as Table 2 has them: with one digit 3.3e18."""
+    return f"{flops:.{digits}e}".replace("e+", "e")

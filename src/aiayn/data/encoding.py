@@ -164,9 +164,8 @@ def _encode(
                 dropped["too long"] += number_read - len(lengths)
             progress(f"{split}: {counts['kept']} pairs encoded")
         if counts["kept"] == 0:
-            raise DataError(
-                f"{parts[0].target}: no {split} pair has only data.max_length={max_length} tokens; raise it"
-            )
+            none = f"{parts[0].target}: no {split} pair has only data.max_length={max_length} tokens"
+            raise DataError(f"{none}; raise it, or give each sentence a line of its own that ends in \\n")
         for side in SIDES:
             _write_header(ids[side], dtype, counts[f"{side}_tokens"])
             _write_header(offsets[side], _OFFSET, counts["kept"] + 1)

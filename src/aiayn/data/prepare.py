@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aiayn.config.folders import prepared_folder
-from aiayn.config.schema import Config, ConfigError, Data, Scale
+from aiayn.config.schema import Config, ConfigError, Data, Scale, language
 from aiayn.core import progress
 from aiayn.data import wmt14
 from aiayn.data.dataset import SIDES, Dataset
@@ -58,7 +58,8 @@ def prepare(config: Config, report: Callable[[str], None]) -> Dataset:
     else:
         check(config)
         identity, text = wmt14.identity(corpus), partial(_downloaded_text, corpus, config, report)
-    moses = (data.source_language, data.target_language) if config.tokenizer == "paper" else None
+    languages = language(data.source_language), language(data.target_language)
+    moses = languages if config.tokenizer == "paper" else None
     into, chosen = prepared_folder(config), selection(config.scale)
     return encode_corpus(into, identity, text, data.vocab_size, data.max_length, report, moses, chosen)
 

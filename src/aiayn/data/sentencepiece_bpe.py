@@ -105,7 +105,7 @@ def _trained(counted: list[str], vocab_size: int, alphabet: str) -> bytes:
     except RuntimeError as error:
         size = f"data.vocab_size is {vocab_size}, but this text"
         if match := re.search(r"to a value <= (\d+)", str(error)):
-            raise ConfigError(f"{size} gives at most {match[1]} subwords: lower it") from error
+            raise ConfigError(f"{size} gives at most {match[1]} subwords: lower it, or give more text") from error
         if match := re.search(r"required_chars\. -?\d+ vs (\d+)", str(error)):
             raise ConfigError(f"{size} needs at least {match[1]}: raise it") from error
         raise

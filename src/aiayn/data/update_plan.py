@@ -3,12 +3,12 @@
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from aiayn.config.schema import ConfigError
 from aiayn.data.dataset import Lengths, Pairs
 from aiayn.data.sentencepiece_bpe import BOS
 from aiayn.paper.batch import Batch
@@ -18,6 +18,8 @@ from aiayn.paper.batch import Batch
 Sentences = npt.NDArray[np.int64]  # (B,) numbers of sentence pairs
 POOL = 2**23  # about how many sentences are planned together: WMT14's English-German corpus is one pool
 ROW_STEP = 128  # rows that a GPU multiplies together
+
+_running_sum = partial(np.cumulative_sum, include_initial=True)
 
 
 def gather(pairs: Pairs, sentences: Sentences, first_source: int = 0, first_target: int = 0) -> Batch:
@@ -47,11 +49,9 @@ def epoch_plan(
     """The updates of one epoch, as arrays of sentence numbers: every sentence once, each side within the budget.
 
     Section 5.1: sentences of about the same length share an update. A corpus of more than POOL is dealt at random into
-    pools, planned one after the other. A pure function of its arguments under every numpy version. Raises ConfigError,
-    before the first update, when a sentence alone is over the budget.
+    pools, planned one after the other. A pure function of its arguments under every numpy version.
     """
     longest = np.maximum(source_lengths, target_lengths)
-    _refuse_longer(int(longest.max()), tokens_per_update, "training.tokens_per_update")
     # Paper: only that lengths in a batch are similar (5.1); the released code has buckets too, its later versions
     # growing by 1.1 from 8, here from 1
     bounds = [1]
@@ -83,12 +83,11 @@ def micro_batches(
     """The sentences of one update, in order, in K parts of at most `tokens_per_micro_batch` tokens a side.
 
     K is the smallest multiple of `ranks` that is enough; rank r takes parts r, r + ranks, ... The largest part is as
-    small as K allows; unneeded ones are empty, at the end. ConfigError when a sentence alone is over the budget.
+    small as K allows; unneeded ones are empty, at the end.
     """
     source_ends = _running_sum(source_lengths[sentences])
     target_ends = _running_sum(target_lengths[sentences])
     longest = max(int(np.diff(ends).max(initial=1)) for ends in (source_ends, target_ends))
-    _refuse_longer(longest, tokens_per_micro_batch, "hardware.tokens_per_micro_batch")
     fewest = len(_cuts(source_ends, target_ends, tokens_per_micro_batch)) - 1
     parts = ranks * max(1, -(-fewest // ranks))
     limits = range(longest, tokens_per_micro_batch)
@@ -130,14 +129,3 @@ def _cuts(source_ends: npt.NDArray[np.int64], target_ends: npt.NDArray[np.int64]
         target_end = target_ends.searchsorted(target_ends[start] + limit, side="right")
         cuts.append(max(start + 1, int(min(source_end, target_end)) - 1))
     return cuts
-
-
-def _running_sum(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-
-
-def _refuse_longer(longest: int, limit: int, field: str) -> None:
-    if longest > limit:
-        raise ConfigError(
-            f"{field} is {limit}, but a sentence has {longest} tokens: raise it to {longest} or lower data.max_length"
-        )

@@ -128,7 +128,8 @@ def main(config: Config) -> None:
         raise ConfigError(f"format={config.format}: {config.format} is not installed; pip install 'aiayn[export]'")
     model, dataset, run_folder, _ = trained(config)
     assert isinstance(model, Transformer)
-    folder = run_folder / f"export-{config.format}"
+    averaged = f"-average{config.average}" if config.average > 1 else ""
+    folder = run_folder / f"export-{config.format}{averaged}"
     storage.remove_unfinished(run_folder)
     with storage.staged(folder) as staging:
         write(model.cpu(), dataset.tokenizer.subwords, config.format, staging)

@@ -4,12 +4,12 @@ import functools
 import math
 import re
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import sacrebleu
-import sacremoses
 
 from aiayn.config.schema import language as primary
 from aiayn.data.moses_bpe import moses
@@ -34,7 +34,7 @@ def bits_per_character(nats: float, characters: int) -> float:
     return nats / math.log(2) / characters
 
 
-@functools.lru_cache(maxsize=8192)  # every run of a sweep has the same references
+@functools.lru_cache(maxsize=2**16)  # every run of a sweep has the same references
 def paper_tokens(line: str, language: str) -> str:
     """The line as the authors scored it: Moses tokens; hyphenated compounds of German split as `a ##AT##-##AT## b`."""
     # Paper: silent; the recipe is that of the early get_ende_bleu.sh of tensor2tensor: tokenizer.perl, compounds split
@@ -65,7 +65,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
         scores[kind] = scorer.corpus_score(ours, [theirs]).score
         signatures[kind] = str(scorer.get_signature())
     compounds = "-compounds" if language == "de" else ""
-    signatures["paper"] += f"|moses:sacremoses-{sacremoses.__version__}-{language}{compounds}"
+    signatures["paper"] += f"|moses:sacremoses-{metadata.version('sacremoses')}-{language}{compounds}"
     if language in _UNSPACED:
         del scores["paper"]
         signatures["paper"] = f"none: it counts words between blanks, which {language} is written without"
@@ -85,7 +85,8 @@ def _confidence_interval(tokenize: str, hypotheses: Sequence[str], references: S
 
 def paper_counts(hypotheses: Sequence[str], references: Sequence[str], language: str) -> npt.NDArray[np.int64]:
     """(sentences, 10): what adds up over sentences to the numbers that `paper` BLEU is made of."""
-    return _counts("none", *([paper_tokens(line, language) for line in lines] for lines in (hypotheses, references)))
+    moses_lines = ([paper_tokens(line, primary(language)) for line in lines] for lines in (hypotheses, references))
+    return _counts("none", *moses_lines)
 
 
 def bleu_of_counts(sums: npt.NDArray[np.int64], smooth_method: str = "none") -> float:

@@ -10,13 +10,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
-from aiayn.data.dataset import Dataset
-from aiayn.data.parallel_text import DataError
 from aiayn.report import curves, figure_files, figures, ladder_figure
 from aiayn.runs import records
-from aiayn.runs.records import printable
 from aiayn.tables import beyond, formats, paper_claims, table3
-from aiayn.tables.paper_claims import Counts, Finding
+from aiayn.tables.paper_claims import Finding
 from aiayn.tables.table3 import METRICS, Table
 
 CLAIM_COLUMNS = ("sentence", "metric", "rows", "verdict", "paper", "ours", "interval", "sentences", "p", "because")
@@ -40,23 +37,12 @@ def page(title: str, sections: Sequence[Section]) -> str:
     return environment.get_template("page.html").render(title=title, sections=sections)
 
 
-def on_dev(run: Config, table: Table) -> tuple[list[int], Counts, str]:
-    """The words of each source of dev, the n-grams of the runs' translations, and why there are none, if so."""
-    try:
-        words = [len(line.split()) for line in Dataset.open(folders.prepared_folder(run)).texts("dev", "source")]
-        counts = beyond.counts_of(run, table)
-        missing = "" if counts else "No BLEU by sentence: no finished run has translations of the corpus that is here."
-        return words, counts, missing
-    except (DataError, OSError) as error:
-        return [], {}, f"No BLEU by sentence: {printable(str(error))}"
-
-
 def sections(run: Config, table: Table, others: Table | None) -> list[Section]:
     """The parts of the report, each with its figures by name, drawn and not written yet; without what is damaged."""
     folder, lines = folders.sweep_folder(run), (*table.lines, *(others.lines[len(beyond.COMPARED) :] if others else ()))
     seeds = [(line.name, found.seed) for line in lines for found in line.runs]
     runs = {key: curves.read(folder / key[0] / f"seed{key[1]}") for key in progress.each(seeds, "reading curves")}
-    words, counts, missing = on_dev(run, dataclasses.replace(table, lines=lines))
+    words, counts, missing = beyond.on_dev(run, dataclasses.replace(table, lines=lines))
     test = "Welch's t-test over seeds, p-values corrected for their number. Effects are gains, in BLEU or % of PPL."
     bootstrap = missing or f"Over sentences: {paper_claims.RESAMPLES} resamples of {len(words)}."
     scales = ladder_figure.tables(run, table)
@@ -71,8 +57,8 @@ def sections(run: Config, table: Table, others: Table | None) -> list[Section]:
     parts = [
         _tabled(formats.layout(table), "Table 3, paper and ours"),
         _claims("The paper's claims", [test, bootstrap], paper_claims.check(table, counts)),
-        Section("By scale", figures=ladders.items()),
-        Section("Paper against ours", [formats.rank_sentence(table)], figures=compared.items()),
+        *([Section("By scale", figures=ladders.items())] if scales else []),
+        Section("Paper against ours", figures=compared.items()),
         Section("Learning curves", figures=curved.items()),
         Section("Lengths", [missing] if missing else [], figures=lengths.items()),
     ]
@@ -105,10 +91,14 @@ def main(run: Config) -> None:
     if not stored:
         raise ConfigError(f"{folder.parent} has no runs{folders.in_other_precisions(run)}; train one first")
     table = table3.table(run, stored)
-    title, about, drawn, parts = formats.title(table), figures.caption(table), folder / "figures", []
+    others, title, drawn, parts = beyond.table(run, stored), formats.title(table), folder / "figures", []
+    about = {"ladder": "conditions and compute stand below it", "beyond": figures.caption(others or table)}
     with figure_files.style():
-        for part in progress.each(sections(run, table, beyond.table(run, stored)), "drawing the figures"):
-            images = [(f"{name}: {about}", figure_files.write(drawn, name, figure)) for name, figure in part.figures]
+        for part in progress.each(sections(run, table, others), "drawing the figures"):
+            images = []
+            for name, figure in part.figures:
+                described = f"{name}: {about.get(name.partition('-')[0], figures.caption(table))}"
+                images.append((described, figure_files.write(drawn, name, figure)))
             parts.append(part._replace(figures=images))
     storage.write_text(folder / "report.html", page(title, parts))
     print(title, folder / "report.html", sep="\n")

@@ -77,6 +77,7 @@ def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
                 axes.errorbar(place, *found, fmt="o", color=INK, fillstyle=fill, markersize=3.5, capsize=2)
         axes.set_title(line.name, fontsize=8, pad=3)
         axes.yaxis.set_major_locator(MaxNLocator(4))
+    panels[-2].tick_params(labelbottom=True)  # nothing is drawn below it
     for _, members in itertools.groupby(drawn, lambda panel: panel[0].group):
         limits = {axes: axes.get_ylim() for _, axes in members}
         low, high = min(low for low, _ in limits.values()), max(high for _, high in limits.values())
@@ -87,7 +88,7 @@ def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
     drawn[0][1].xaxis.set(major_locator=LogLocator(numticks=5), minor_locator=NullLocator(), major_formatter=power)
     at = [f"base at {figures.conditions(table)}: {flops.power(planned(table, table.base))}" for table in climbed]
     differ = "the corpora differ; " * (len({table.data for table in climbed}) > 1)
-    at.append(f"in the paper: {flops.power(papers_compute(base.config))}; {differ}hollow dots have one seed")
+    at.append(f"in the paper: {flops.power(papers_compute(base.config))}; {differ}hollow: row or base has one seed")
     figure.supxlabel("\n".join(at), fontsize=7)
     figure.suptitle(f"{'ln PPL' if metric == 'PPL' else metric} minus base's against FLOPs of training", **SUPTITLE)
     return figure

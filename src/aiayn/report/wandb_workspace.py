@@ -47,11 +47,12 @@ LEVELS = (wandb_log.ROW_GROUP, "experiment")  # the paper's groups, in them the 
 def main(run: Config) -> None:
     """Says what is to be built and, if `wandb.mode=online`, builds it and prints its link, or exits with 1."""
     run = wandb_log.resolved(run)
+    kept = wandb_log.variable("DIR", f"{folders.sweep_folder(run)}/*/*")
     print(
         f"W&B workspace {name(run)!r} of {run.wandb.entity or 'your own entity'}/{run.wandb.project}",
         f"runs: those of group {wandb_log.group(run)}, by {', then '.join(LEVELS)}; columns {', '.join(COLUMNS)}",
         *(f"{section}: {panel}" for section, panels in SECTIONS.items() for panel in panels),
-        f"runs kept offline are sent with: wandb sync {folders.sweep_folder(run)}/*/*/wandb/offline-run-*",
+        f"runs kept offline are sent with: wandb sync {kept}/wandb/offline-run-*",
         sep="\n",
     )
     if run.wandb.mode != "online":

@@ -104,11 +104,12 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path, int]:
         if config.training.keep_checkpoints >= config.average:
             more = "train longer, or with a smaller training.checkpoint_every"
         raise ConfigError(f"average={config.average}: {folder} keeps only {len(paths)}; {more}")
+    with checkpoint.fitting(paths[0]):
+        weights = checkpoint.average(paths)  # now: while this command waits or prepares, training may remove them
     take_gpu(config.hardware)
     dataset = prepare(config, lambda message: print(f"aiayn: {message}", file=sys.stderr))  # stdout may be translations
     jobs.check_data(folder, dataset.sha256)
     model = build(config, dataset.tokenizer.vocab_size)
     with checkpoint.fitting(paths[0]):
-        weights = checkpoint.average(paths)
         model.load_state_dict({name.removeprefix("transformer."): value for name, value in weights.items()})
     return model.to(config.hardware.device).eval(), dataset, folder, checkpoint.step_of(paths[0])

@@ -23,8 +23,8 @@ LOG = "worker.log"
 
 Status = Literal["finished", "failed", "unreadable", "half-done", "missing"]
 
-# The data of Table 3: on other text, tokenized in another way or at another scale, a difference from the paper's
-# numbers says nothing. Precision is no such condition: the paper names none.
+# The data of Table 3: on other text or at another scale, a difference from the paper's numbers says nothing. Precision
+# is no such condition: the paper names none. What another tokenizer does to PPL stands in docs/results.md.
 PAPER_DATA = "wmt14_en_de"
 # What a row says of itself.
 OF_ROW = ("model.", "fidelity.", "training.", "scale.", "decoding.")

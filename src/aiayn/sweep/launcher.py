@@ -92,6 +92,11 @@ class Sweep:
         self.bars: dict[Path, TaskID] = {}
         self.logged = time.monotonic()
 
+    @property
+    def done(self) -> int:
+        """How many runs are finished or failed, before this sweep or in it."""
+        return self.finished_before + sum(code != INTERRUPTED for code in self.ended)
+
     def work_through(self) -> int:
         """Works through the runs, longest first, and returns the exit code of the whole."""
         narrow = self.runs[0].hardware.devices
@@ -157,7 +162,7 @@ class Sweep:
     def report(self, run: Config, code: int, line: str = "") -> None:
         """Counts a run and prints its line, numbered unless it was interrupted and so is not done."""
         self.ended.append(code)
-        number = "" if code == INTERRUPTED else f"[{self.finished_before + len(self.ended)}/{len(self.runs)}] "
+        number = "" if code == INTERRUPTED else f"[{self.done}/{len(self.runs)}] "
         self.console.print(number + (line or line_of(run, code)), markup=False, highlight=False)
 
     def silent_for(self, job: jobs.Job) -> float:
@@ -177,7 +182,7 @@ class Sweep:
             state = f"update {step} of {job.run.training.max_steps}"
             self.display.update(self.bars[folder], completed=step / job.run.training.max_steps, state=state)
         elsewhere = f", {len(self.elsewhere)} at work elsewhere" if self.elsewhere else ""
-        state = f"{self.finished_before + len(self.ended)} of {len(self.runs)} done{elsewhere}"
+        state = f"{self.done} of {len(self.runs)} done{elsewhere}"
         self.display.update(self.whole, completed=1 - left / self.total, state=state)
         if self.display.disable and time.monotonic() - self.logged > LOG_SECONDS:
             self.logged = time.monotonic()

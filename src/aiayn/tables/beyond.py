@@ -9,7 +9,7 @@ from aiayn.config.schema import BEYOND, Config
 from aiayn.data.dataset import Dataset
 from aiayn.data.parallel_text import DataError
 from aiayn.evaluation import metrics
-from aiayn.runs.records import Run, look_up, number_text
+from aiayn.runs.records import Run, look_up, number_text, printable
 from aiayn.tables import formats, table3
 from aiayn.tables.formats import Cell, Column, definition, differences, measured, params, seeds
 from aiayn.tables.paper_claims import Claim, Counts, Finding, both
@@ -43,21 +43,27 @@ def table(run: Config, runs: Sequence[Run]) -> Table | None:
     return made if any(line.status != "missing" for line in made.lines[len(COMPARED) :]) else None
 
 
-def counts_of(run: Config, made: Table) -> Counts:
-    """The n-grams of the translations of a table's runs, if they are whole and of the corpus that is here."""
+def on_dev(run: Config, made: Table) -> tuple[list[int], Counts, str]:
+    """The words of each source of dev, the n-grams of the runs' translations, and why there are none, if so.
+
+    Translations count if they are whole and of the corpus that is here.
+    """
     try:
         dataset = Dataset.open(folders.prepared_folder(run))
+        words = [len(line.split()) for line in dataset.texts("dev", "source")]
         references = dataset.texts("dev", "target")
-    except (DataError, OSError):
-        return {}
+    except (DataError, OSError) as error:
+        return [], {}, f"No BLEU by sentence: {printable(str(error))}"
     counts = {}
     for row, found in ((line.name, found) for line in made.lines for found in line.runs):
         with suppress(OSError):
             path = folders.sweep_folder(run) / row / f"seed{found.seed}" / "translations.txt"
             lines = path.read_bytes().decode("utf-8", "replace").split("\n")[:-1]
-            if look_up(found.result or {}, "sha256.data") == dataset.sha256 and len(lines) == len(references):
+            whole = look_up(found.result or {}, "sha256.data") == dataset.sha256 and len(lines) == len(references)
+            if whole and look_up(found.result or {}, table3.KEYS["BLEU"]) is not None:  # not for every language
                 counts[row, found.seed] = metrics.paper_counts(lines, references, run.data.target_language)
-    return counts
+    missing = "No BLEU by sentence: no finished run has translations of the corpus that is here." * (not counts)
+    return words, counts, missing
 
 
 def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:

@@ -15,7 +15,7 @@ def main(run: Config) -> None:
     table = table3.table(run, runs)
     layouts = [formats.layout(table)]
     if others := beyond.table(run, runs):
-        findings = paper_claims.check(others, beyond.counts_of(run, others), beyond.CLAIMS)
+        findings = paper_claims.check(others, beyond.on_dev(run, others)[1], beyond.CLAIMS)
         layouts.append(beyond.layout(others, findings))
     sys.stdout.write(formats.printed(layouts, run.format))
     if run.format == "terminal" and (varied := [found for found in runs if "+" in found.experiment]):

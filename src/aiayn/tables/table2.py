@@ -72,12 +72,12 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
     published = not records.changes(run.scale) and not records.unlike(table.reference["config"]["data"], corpus)
     conditions = "" if published else " (not the paper's conditions)"
     printed = [
-        [name, PRINTED, bleu.get(pair, NONE), NONE, NONE, flops.power(work[pair]) if pair in work else NONE, NONE]
+        [name, PRINTED, bleu.get(pair, NONE), NONE, NONE, flops.power(work[pair], 1) if pair in work else NONE, NONE]
         for name, bleu, work in OTHERS
     ]
     for line in rows:
         paper, counted = PAPER[line.name], flops.power(papers_compute(line.config, pair))
-        printed.append([paper.name, PRINTED, f"{paper.bleu[pair]:.1f}", NONE, NONE, flops.power(paper.flops), counted])
+        printed.append([paper.name, PRINTED, str(paper.bleu[pair]), NONE, NONE, flops.power(paper.flops, 1), counted])
     cells = [HEAD, *printed, *(_measured(line, run, dataset) for line in rows)]
     align = ["left", "left", *["right"] * (len(HEAD) - 2)]
     lines = tabulate(cells, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()

@@ -85,11 +85,14 @@ class Line:
         """(run, status, detail) of every run that is not among the figures."""
         notes = []
         for run in self.stale:
-            (key, value, claim), *others = changed(self.claims, run.result)
+            # A factor of the scale before the values that it multiplies
+            differs = sorted(changed(self.claims, run.result), key=lambda change: not change[0].startswith("scale."))
+            (key, value, claim), *others = differs
             was, now = (str(part)[:12] if key.startswith("sha256.") else part for part in (value, claim))
             where = ", as in most runs of this table" if key in SHARED else ""
             more = f", and {len(others)} more" if others else ""
-            detail = f"{key} was {was}, is {now}{where}{more}: delete its folder and train it again"
+            give = f"give {key}={value}, or " * key.startswith("scale.")
+            detail = f"{key} was {was}, is {now}{where}{more}: {give}delete its folder and train it again"
             notes.append((run, "stale", detail))
         for run in self.runs:
             if run.status in ("failed", "unreadable"):
