@@ -26,7 +26,7 @@ check: .venv/ready
 	$(BIN)/pytest tests/test_architecture.py -k "module or import or rooms"
 
 .venv/ready: pyproject.toml constraints.txt
-	@echo "installing torch and others into .venv: some minutes, about 2 GB"
+	@echo "installing torch and others into .venv: some minutes, 2 GB, more with a CUDA build of torch"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
