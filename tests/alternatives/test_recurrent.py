@@ -63,20 +63,20 @@ def per_sentence(logits: Tensor) -> list[Tensor]:
 @KINDS
 def test_the_logits_are_those_of_the_equations_written_as_loops(attention: bool) -> None:
     model = recurrent(attention)
-    for source, target, logits in zip(SOURCES, TARGETS, per_sentence(model.logits(model.hidden(batch()))), strict=True):
+    for source, target, logits in zip(SOURCES, TARGETS, per_sentence(model(batch())), strict=True):
         torch.testing.assert_close(logits, reference(model, source, [BOS, *target[:-1]]))
 
 
 @KINDS
 def test_dropout_does_not_depend_on_the_micro_batch(attention: bool) -> None:
     model, given = recurrent(attention).train(), batch()
-    together = per_sentence(model.logits(model.hidden(given, (1, 2))))
+    together = per_sentence(model(given, (1, 2)))
     for number, (source, target, logits) in enumerate(zip(SOURCES, TARGETS, together, strict=True)):
         first = {"first_source": int(given.source_offsets[number]), "first_target": int(given.target_offsets[number])}
         alone = batch([source], [target])
-        torch.testing.assert_close(logits, model.logits(model.hidden(replace(alone, **first), (1, 2))))
+        torch.testing.assert_close(logits, model(replace(alone, **first), (1, 2)))
         if number:  # control
-            assert not torch.allclose(logits, model.logits(model.hidden(alone, (1, 2))))
+            assert not torch.allclose(logits, model(alone, (1, 2)))
 
 
 def test_gradients_are_taken_outside_autocast(digits: list[str], tmp_path: Path, monkeypatch, signals: None) -> None:

@@ -42,6 +42,10 @@ class RecurrentModel(nn.Module):
         dropouts = [[Dropout(dropout, number) for number in range(num_layers)] for _ in range(2)]
         self.source_dropouts, self.target_dropouts = map(nn.ModuleList, dropouts)
 
+    def forward(self, batch: Batch, seed_and_update: SeedAndUpdate = None) -> Tensor:
+        """The logits (T, vocabulary) of each target token, given the source and the target tokens before it."""
+        return self.logits(self.hidden(batch, seed_and_update))
+
     def hidden(self, batch: Batch, seed_and_update: SeedAndUpdate = None) -> Tensor:
         """The decoder's output (T, D), from which `logits` follow; dropout as in `Transformer.hidden`."""
         source = TimeSteps(batch.source_offsets, batch.source.device)

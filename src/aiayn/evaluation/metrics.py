@@ -85,8 +85,7 @@ def _confidence_interval(tokenize: str, hypotheses: Sequence[str], references: S
 
 def paper_counts(hypotheses: Sequence[str], references: Sequence[str], language: str) -> npt.NDArray[np.int64]:
     """(sentences, 10): what adds up over sentences to the numbers that `paper` BLEU is made of."""
-    moses_lines = ([paper_tokens(line, primary(language)) for line in lines] for lines in (hypotheses, references))
-    return _counts("none", *moses_lines)
+    return _counts("none", *([paper_tokens(line, primary(language)) for line in x] for x in (hypotheses, references)))
 
 
 def bleu_of_counts(sums: npt.NDArray[np.int64], smooth_method: str = "none") -> float:
