@@ -106,7 +106,7 @@ def read_lines(path: Path | Member) -> Iterator[bytes]:
     missing, damaged, UTF-16, UTF-32 or no text.
     """
     lines = _raw_lines(path)
-    return _segments(lines) if re.search(r"(?i)\.sgm(\.\w+)?$", str(path)) else lines
+    return _segments(lines) if re.search(r"(?i)\.sgm(\.(gz|xz|bz2))?$", str(path)) else lines
 
 
 def _raw_lines(path: Path | Member) -> Iterator[bytes]:
