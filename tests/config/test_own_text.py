@@ -38,7 +38,7 @@ def test_a_prefix_stands_for_both_files_of_its_split():
     files = {"a/t.is", "a/t.fi", "d.is", "d.fi", "e.1.is", "e.1.fi"}
     assert {getattr(data, key.removeprefix("data.")) for key in schema.PATHS} == files
     assert (data.train_target, data.dev_source, data.test_source) == ("a/t.fi", "d.is", "e.1.is")
-    with pytest.raises(schema.ConfigError, match=r"data\.dev_source=other: is d\.is by data\.dev=d; give one of them"):
+    with pytest.raises(schema.ConfigError, match=r"data\.dev_source=other: data\.dev=d means d\.is; give only one"):
         compose.compose_row(*words, "data.source_language=is", "data.dev_source=other")
     with pytest.raises(schema.ConfigError, match=r"data\.source_language=und: is needed by tokenizer=paper"):
         own("tokenizer=paper", target="b.de")

@@ -168,7 +168,7 @@ def test_bytes_are_on_the_disk_before_the_name_and_the_return(tmp_path, monkeypa
     assert done == ["appending", "appended", "flush lines"]
 
 
-def test_a_file_system_may_lack_flushing_of_folders_but_no_locks(tmp_path, monkeypatch):
+def test_a_file_system_may_lack_folder_flushes_but_not_locks(tmp_path, monkeypatch):
     fsync, causes = os.fsync, iter((errno.EINVAL, errno.EIO))
 
     def flush(descriptor: int) -> None:

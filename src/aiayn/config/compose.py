@@ -155,7 +155,7 @@ def _complete(data: dict[str, Any]) -> None:
         if data.get(split):
             key, path = f"{split}_{side}", f"{data[split]}.{data[f'{side}_language']}"
             if data[key] not in ("???", path):
-                raise ConfigError(f"data.{key}={data[key]}: is {path} by data.{split}={data[split]}; give one of them")
+                raise ConfigError(f"data.{key}={data[key]}: data.{split}={data[split]} means {path}; give only one")
             data[key] = path
     if data.get("source_language") == "???" and not any(data.get(split) for split in ("train", "dev", "test")):
         data["source_language"] = "und"  # undetermined, of ISO 639: SentencePiece needs no language

@@ -88,7 +88,7 @@ def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
     drawn[0][1].xaxis.set(major_locator=LogLocator(numticks=5), minor_locator=NullLocator(), major_formatter=power)
     at = [f"base at {figures.conditions(table)}: {flops.power(planned(table, table.base))}" for table in climbed]
     differ = "the corpora differ; " * (len({table.data for table in climbed}) > 1)
-    at.append(f"in the paper: {flops.power(papers_compute(base.config))}; {differ}hollow: row or base has one seed")
+    at.append(f"in the paper: {flops.power(papers_compute(base.config))}; {differ}hollow dots: one seed of row or base")
     figure.supxlabel("\n".join(at), fontsize=7)
     figure.suptitle(f"{'ln PPL' if metric == 'PPL' else metric} minus base's against FLOPs of training", **SUPTITLE)
     return figure

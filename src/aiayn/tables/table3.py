@@ -86,8 +86,8 @@ class Line:
         notes = []
         for run in self.stale:
             # A factor of the scale before the values that it multiplies
-            differs = sorted(changed(self.claims, run.result), key=lambda change: not change[0].startswith("scale."))
-            (key, value, claim), *others = differs
+            changes = sorted(changed(self.claims, run.result), key=lambda change: not change[0].startswith("scale."))
+            (key, value, claim), *others = changes
             was, now = (str(part)[:12] if key.startswith("sha256.") else part for part in (value, claim))
             where = ", as in most runs of this table" if key in SHARED else ""
             more = f", and {len(others)} more" if others else ""
