@@ -219,9 +219,9 @@ MUTANTS = {
     ),
     "a step is taken with this rank's gradient alone": Mutant(
         "src/aiayn/training/gradient_sum.py",
-        "all_reduce(flat, async_op",
-        "all_reduce(flat.clone(), async_op",
-        "tests/training/test_gradient_sum.py::test_gradients_become_their_sums_whatever_the_buckets_hold",
+        "all_reduce(flat)",
+        "all_reduce(flat.clone())",
+        "tests/training/test_gradient_sum.py::test_gradients_become_their_sums_over_the_ranks",
     ),
     "a p-value is one-sided": Mutant(
         "src/aiayn/tables/paper_claims.py",

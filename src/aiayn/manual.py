@@ -69,7 +69,7 @@ Rows of Table 3 (experiment=NAME):
 {rows}
 Beyond it: {"  ".join(schema.BEYOND)}
 
-Groups: scale=paper|small|mini|smoke  hardware=cpu|gpu  data=tiny|bible|files|wmt14_en_de|wmt14_en_fr
+Groups: scale=paper|small|mini|smoke|lengths  hardware=cpu|gpu  data=tiny|bible|files|wmt14_en_de|wmt14_en_fr
         fidelity=paper|released_code: where the paper's text and its authors' code differ
 Keys:   seed, tokenizer, model.*, training.*, decoding.*, data.*, wandb.*, output, ... in the paper's units
 Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file

@@ -5,6 +5,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from aiayn.config.schema import Scale
 from aiayn.data.dataset import Dataset
 from aiayn.data.encoding import encode_corpus
 from aiayn.data.parallel_text import SPLITS, Files, fingerprints
@@ -12,9 +13,14 @@ from aiayn.data.parallel_text import SPLITS, Files, fingerprints
 MAX_LENGTH = 23
 
 
+def selecting(max_words: int = 0, pairs: int = 0) -> Scale:
+    return Scale(max_words=max_words, pairs=pairs, max_train_words=0)
+
+
 def prepare_here(folder: Path, text: Path, **changed: Any) -> Dataset:
     splits = {split: [Files(text / f"{split}.en", text / f"{split}.de")] for split in SPLITS}
-    settings = {"vocab_size": 41, "max_length": MAX_LENGTH, "progress": lambda message: None} | changed
+    settings = {"vocab_size": 41, "max_length": MAX_LENGTH, "progress": lambda message: None}
+    settings |= {"moses": None, "scale": selecting()} | changed
     return encode_corpus(folder, fingerprints(splits), lambda: splits, **settings)
 
 

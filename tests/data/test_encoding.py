@@ -12,9 +12,9 @@ import pytest
 from aiayn.core.signals import Interrupted, interrupting
 from aiayn.data import parallel_text
 from aiayn.data.dataset import SIDES, SPLITS, Dataset
-from aiayn.data.parallel_text import DataError, Selection
+from aiayn.data.parallel_text import DataError
 from aiayn.data.sentencepiece_bpe import EOS
-from tests.data.small_corpus import MAX_LENGTH, prepare_here
+from tests.data.small_corpus import MAX_LENGTH, prepare_here, selecting
 
 # What `python -c` runs in another process: folder, source folder, and the write at which it dies, if any
 PREPARE = """
@@ -79,16 +79,16 @@ def test_dropped_pairs_are_told_and_a_tenth_is_a_warning(tmp_path, text, bad, sa
     folder, told = Path(shutil.copytree(text, tmp_path / "text")), []
     for name in ("train.en", "train.de"):
         (folder / name).write_bytes((folder / name).read_bytes() + b"\n" + b"low\0\n" * 2 + b"low\xff\n" * (bad - 3))
-    prepare_here(tmp_path / "small", folder, progress=told.append, selection=Selection(pairs=53))
+    prepare_here(tmp_path / "small", folder, progress=told.append, scale=selecting(pairs=53))
     reasons = f"{bad - 3} invalid UTF-8, 2 NUL byte, 1 empty; `iconv -f CP1252"
     assert [line for line in told if "dropped" in line and line.startswith(said) and reasons in line]
     told.clear()
-    prepare_here(tmp_path / "clean", text, progress=told.append, selection=Selection(pairs=53))
+    prepare_here(tmp_path / "clean", text, progress=told.append, scale=selecting(pairs=53))
     assert not any("dropped" in line for line in told)  # what a selection leaves out is no damage
 
 
 def test_a_selection_drops_long_pairs_and_keeps_the_first(tmp_path, text) -> None:
-    dataset = prepare_here(tmp_path / "small", text, selection=Selection(max_words=3, pairs=17))
+    dataset = prepare_here(tmp_path / "small", text, scale=selecting(max_words=3, pairs=17))
     short = {s: [line for line in (text / f"{s}.en").read_text().splitlines() if line.count(" ") < 3] for s in SPLITS}
     assert decoded(dataset, "train", "source") == short["train"][:17]
     assert dataset.manifest["splits"]["train"]["dropped"]["beyond pairs"] == len(short["train"]) - 17 > 0
@@ -110,7 +110,7 @@ def test_a_training_pair_of_exactly_the_maximum_length_is_kept(tmp_path, text, p
         ("dev", " \n\n\n", {}, "on the target side: no line of it holds text$"),
         ("test", "", {}, "on the target side: no line of it holds text$"),
         ("train", "\udcff\n" * 3, {}, "dropped are 3 invalid UTF-8; `iconv -f CP1252 -t UTF-8 FILE > NEW`"),
-        ("dev", "low wide\n" * 5, {"selection": Selection(max_words=1)}, "dropped are 5 over max_words; .*max_words=0"),
+        ("dev", "low wide\n" * 5, {"scale": selecting(max_words=1)}, "dropped are 5 over max_words; .*max_words=0"),
         ("train", "low wide newest\n" * 9, {"max_length": 1}, r"has only data\.max_length=1 tokens; raise it"),
     ],
 )

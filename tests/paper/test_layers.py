@@ -1,11 +1,11 @@
 """Products against torch's, initial weights, and positional encodings against numbers by hand."""
 
 import math
+import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
-from models import transformer
 
 from aiayn.paper.layers import LearnedPositions, Linear, Sinusoids, product, sinusoids
 
@@ -25,10 +25,21 @@ def test_sinusoids_grow_and_are_no_part_of_a_checkpoint() -> None:
     assert len(positions.table) == 16  # a power of two: a search extends the table rarely
 
 
-def test_an_odd_d_model_has_no_sinusoids() -> None:
-    with pytest.raises(ValueError, match=r"model\.d_model is 15.*make it even"):
-        transformer(d_model=15)
-    transformer(d_model=15, positions="learned")
+def test_two_threads_that_grow_the_table_keep_the_longer_one() -> None:
+    positions = Sinusoids(6)
+    shorter, longer, make = threading.Thread(target=positions.extend, args=(5,)), threading.Event(), positions.make
+
+    def slow(length: int, d_model: int) -> torch.Tensor:
+        if length == 8:  # the shorter, until the longer is there
+            longer.wait(0.2)
+        return make(length, d_model)
+
+    positions.make = slow
+    shorter.start()
+    positions.extend(17)
+    longer.set()
+    shorter.join()
+    assert len(positions.table) == 32
 
 
 def test_learned_positions_beyond_the_table_share_its_last_row() -> None:

@@ -210,17 +210,13 @@ class Meeting:
         self.barrier = threading.Barrier(ranks, timeout=60)
         self.given: dict[int, torch.Tensor] = {}
 
-    def all_reduce(self, tensor: torch.Tensor, async_op: bool = False) -> "Meeting":
+    def all_reduce(self, tensor: torch.Tensor) -> None:
         self.barrier.wait()
         self.given[threading.get_ident()] = tensor.clone()
         self.barrier.wait()
         tensor.copy_(sum(self.given.values()))
         self.barrier.wait()
         self.given.clear()
-        return self
-
-    def wait(self) -> None:
-        """Done already."""
 
 
 class Optimizer(pl.core.optimizer.LightningOptimizer):

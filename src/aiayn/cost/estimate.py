@@ -157,7 +157,7 @@ def corpus_statistics(run: Config) -> CorpusStatistics:
     texts, characters = [], 0
     for split, parts in prepare.sources(run.data).items():
         dropped, lines = Counter[str](), 0
-        for source, target in read(split, parts, prepare.selection(run.scale), dropped):
+        for source, target in read(split, parts, run.scale, dropped):
             lines += 1
             characters += len(source) + len(target)
         left = f" ({dropped.total():,} dropped)" if dropped else ""

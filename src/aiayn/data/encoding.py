@@ -14,11 +14,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from aiayn.config.schema import Scale
 from aiayn.core import storage
 from aiayn.data import moses_bpe, parallel_text, sentencepiece_bpe
 from aiayn.data.dataset import SCHEMA, SIDES, STAGES, Dataset, digest, fingerprint
 from aiayn.data.moses_bpe import MosesBpe, load
-from aiayn.data.parallel_text import ALL, SPLITS, DataError, Files, Pair, Selection, Side, Split, Text, by_chunks, read
+from aiayn.data.parallel_text import SPLITS, DataError, Files, Pair, Side, Split, Text, by_chunks, read
 from aiayn.data.sentencepiece_bpe import EOS, UNK, Tokenizer
 
 # The tokens of all sentences of a side, each closed by EOS, and their lengths with it
@@ -33,8 +34,8 @@ def encode_corpus(
     vocab_size: int,
     max_length: int,
     progress: Callable[[str], None],
-    moses: tuple[str, str] | None = None,
-    selection: Selection = ALL,
+    moses: tuple[str, str] | None,
+    scale: Scale,
 ) -> Dataset:
     """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
 
@@ -44,7 +45,9 @@ def encode_corpus(
     unfit, or when `folder` is damaged or was prepared from something else.
     """
     vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
-    settings = {**vocabulary, "max_length": max_length, **selection.settings(), **identity}
+    selected = {"max_words": scale.max_words, "pairs": scale.pairs}
+    selected |= {"max_train_words": scale.max_train_words} if scale.max_train_words else {}  # younger than kept runs
+    settings = {**vocabulary, "max_length": max_length, **selected, **identity}
     with ExitStack() as owner:
         if not (folder / "manifest.json").exists():
             owner.enter_context(storage.lock(folder / ".lock", wait=True, report=progress))
@@ -54,8 +57,8 @@ def encode_corpus(
             text = text_of()
             if not stages.complete("tokenizer"):
                 for split in SPLITS:
-                    _refuse_unfit(split, text[split], selection)
-                pairs = read("train", text["train"], selection, Counter())
+                    _refuse_unfit(split, text[split], scale)
+                pairs = read("train", text["train"], scale, Counter())
                 if moses:
                     progress(f"training {moses_bpe.MERGES} merges of Moses tokens")
                     moses_bpe.train(pairs, moses, folder / "tokenizer.model")
@@ -66,7 +69,7 @@ def encode_corpus(
             tokenizer = load(folder / "tokenizer.model")
             for split in SPLITS:
                 if not stages.complete(split):
-                    stages.add(split, _encode(folder, split, text[split], selection, tokenizer, max_length, progress))
+                    stages.add(split, _encode(folder, split, text[split], scale, tokenizer, max_length, progress))
             storage.adopt(stages.path, folder / "manifest.json")
     dataset = Dataset.open(folder)
     refuse_changed(folder, dataset.manifest["settings"], settings)
@@ -112,10 +115,10 @@ def refuse_changed(folder: Path, before: Mapping[str, Any], settings: Mapping[st
         )
 
 
-def _refuse_unfit(split: Split, parts: Sequence[Files], selection: Selection) -> None:
+def _refuse_unfit(split: Split, parts: Sequence[Files], scale: Scale) -> None:
     """DataError now, not after minutes of training a vocabulary, for which the whole training text is read."""
     dropped = Counter[str]()
-    has_text = (bool(target.strip()) for _, target in read(split, parts, selection, dropped))
+    has_text = (bool(target.strip()) for _, target in read(split, parts, scale, dropped))
     if not (any(has_text) if split == "train" else sum(has_text)):
         why = f"dropped are {parallel_text.listed(dropped)}" if dropped else "no line of it holds text"
         raise DataError(f"{parts[0].target} leaves no {split} pair with text on the target side: {why}")
@@ -125,7 +128,7 @@ def _encode(
     folder: Path,
     split: Split,
     parts: Sequence[Files],
-    selection: Selection,
+    scale: Scale,
     tokenizer: Tokenizer | MosesBpe,
     max_length: int,
     progress: Callable[[str], None],
@@ -135,7 +138,7 @@ def _encode(
     dropped = Counter(dict.fromkeys((*unfit, "over max_words"), 0))
     # Paper: silent on long pairs; the released code drops those of more than 256 tokens from training
     longest = max_length - 1 if split == "train" else math.inf  # EOS is one token more
-    pairs = read(split, parts, selection, dropped)
+    pairs = read(split, parts, scale, dropped)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size < 65_536 else np.int32)
     encoder = partial(_encoder, tokenizer.path, longest, dtype)
     counts: Counter[str] = Counter()

@@ -11,12 +11,13 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from itertools import chain, zip_longest
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+from aiayn.config.schema import Scale
 from aiayn.core import storage
 from aiayn.core.process_pool import Answer, in_order
 
@@ -46,28 +47,12 @@ class Files:
     target: Path | Member
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The part of a corpus that is used; 0 stands for all."""
-
-    max_words: int = 0  # between white space, on either side
-    pairs: int = 0  # of training pairs, the first so many of those that are short enough
-    max_train_words: int = 0  # of training pairs, in place of `max_words`
-
-    def settings(self) -> dict[str, int]:
-        """What a manifest has of it; without `max_train_words` where that is 0, as before there was such a key."""
-        return {key: value for key, value in asdict(self).items() if value or key != "max_train_words"}
-
-
-ALL = Selection()
-
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 Side = Literal["source", "target"]
 Text = Mapping[Split, Sequence[Files]]  # each split, its parts one after the other
 
 LONGEST_LINE = 2**24  # bytes, its end included: a small compressed file can hold a line that no memory does
-LARGEST_ARCHIVE = 2**35  # bytes unpacked, to a member's end: far above any of WMT's, far below what a bomb unpacks to
 PAIRS_AT_ONCE, CHARACTERS_AT_ONCE = 16_384, 2**23  # of a chunk that is in memory together
 MAX_PROCESSES = 8  # each holds about 75 MB, and one process that reads cannot feed more
 
@@ -91,12 +76,6 @@ EMBEDDED: dict[str, dict[Split, Files]] = {
     for name in ("tiny", "bible")
 }
 """English to German corpora that are part of the package, by `data.name`: each folder has a notice."""
-
-
-def is_compressed(path: Path) -> bool:
-    """Whether a file is one of gzip, xz or bz2, by its first bytes."""
-    with path.open("rb") as file:
-        return file.peek().startswith(tuple(_UNPACK))
 
 
 def read_lines(path: Path | Member) -> Iterator[bytes]:
@@ -165,14 +144,14 @@ def listed(dropped: Counter[str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in dropped.most_common()) + next(remedies, "")
 
 
-def read(split: Split, parts: Sequence[Files], selection: Selection, dropped: Counter[str]) -> Iterator[Pair]:
-    """The pairs of a split that the selection leaves; the others are read, too, and counted in `dropped` by reason."""
+def read(split: Split, parts: Sequence[Files], scale: Scale, dropped: Counter[str]) -> Iterator[Pair]:
+    """The pairs of a split that the scale selects; the others are read, too, and counted in `dropped` by reason."""
     train, kept = split == "train", 0
-    max_words = (train and selection.max_train_words) or selection.max_words
+    max_words = (train and scale.max_train_words) or scale.max_words
     for pair in chain.from_iterable(read_pairs(files, dropped if train else None) for files in parts):
         if max_words and max(len(side.split()) for side in pair) > max_words:
             dropped["over max_words"] += 1
-        elif train and kept == selection.pairs > 0:
+        elif train and kept == scale.pairs > 0:
             dropped["beyond pairs"] += 1
         else:
             kept += 1
@@ -233,8 +212,6 @@ def _member(member: Member) -> Iterator[Any]:
     unpack = gzip.open if member.archive.suffix == ".tgz" else open
     with unpack(member.archive, "rb") as file, tarfile.open(fileobj=file, mode="r|", bufsize=2**20) as archive:
         for entry in archive:
-            if entry.offset_data + entry.size > LARGEST_ARCHIVE:
-                raise DataError(f"{member.archive} unpacks to more than {LARGEST_ARCHIVE} bytes: it is none of ours")
             if entry.name.removeprefix("./") == member.name and entry.isreg():
                 stream = archive.extractfile(entry)
                 assert stream is not None  # of a regular file

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from aiayn.config.folders import prepared_folder
-from aiayn.config.schema import Config, ConfigError, Data, Scale, language
+from aiayn.config.schema import Config, ConfigError, Data, language
 from aiayn.core import progress
 from aiayn.data import wmt14
 from aiayn.data.dataset import SIDES, Dataset
 from aiayn.data.encoding import encode_corpus, refuse_changed
-from aiayn.data.parallel_text import EMBEDDED, SPLITS, Files, Selection, Text, fingerprints, is_compressed
+from aiayn.data.parallel_text import EMBEDDED, SPLITS, Files, Text, fingerprints
 
 
 def check(config: Config) -> None:
@@ -60,13 +60,8 @@ def prepare(config: Config, report: Callable[[str], None]) -> Dataset:
         identity, text = wmt14.identity(corpus), partial(_downloaded_text, corpus, config, report)
     languages = language(data.source_language), language(data.target_language)
     moses = languages if config.tokenizer == "paper" else None
-    into, chosen = prepared_folder(config), selection(config.scale)
-    return encode_corpus(into, identity, text, data.vocab_size, data.max_length, report, moses, chosen)
-
-
-def selection(scale: Scale) -> Selection:
-    """The part of any corpus that a scale uses."""
-    return Selection(scale.max_words, scale.pairs, scale.max_train_words)
+    into, vocab_size, max_length = prepared_folder(config), data.vocab_size, data.max_length
+    return encode_corpus(into, identity, text, vocab_size, max_length, report, moses, config.scale)
 
 
 def sha256(config: Config) -> str | None:
@@ -110,7 +105,3 @@ def main(config: Config) -> None:
         dropped = ", ".join(f"{count} {reason}" for reason, count in counts["dropped"].items() if count) or "none"
         unseen = f"unseen characters: {counts['source_unknown']} source, {counts['target_unknown']} target"
         print(f"{split}: {counts['lines']} lines, {counts['kept']} pairs kept, dropped: {dropped}; {unseen}")
-    if config.data.train_source:
-        paths = (path for (files,) in sources(config.data).values() for path in (files.source, files.target))
-        if packed := [str(path) for path in paths if isinstance(path, Path) and is_compressed(path)]:
-            print(f"compressed, and read as such: {', '.join(packed)}")

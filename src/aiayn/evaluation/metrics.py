@@ -46,14 +46,12 @@ def paper_tokens(line: str, language: str) -> str:
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
-    """Corpus BLEU (0 to 100) of detokenised, cased text, as `result.json` has it. ValueError unless both pair.
+    """Corpus BLEU (0 to 100) of detokenised, cased text, as `result.json` has it.
 
     `bleu` has `paper`, of Moses tokens of `language`, `sacrebleu` and `intl`; `signatures` says how each is made;
     `bleu_ci95` is the bootstrap interval of sacreBLEU's own.
     """
-    if len(hypotheses) != len(references) or not references:
-        counts = f"{len(hypotheses)} hypotheses and {len(references)} references"
-        raise ValueError(f"{counts}: BLEU needs as many, and at least one; translate the whole split again")
+    assert len(hypotheses) == len(references) > 0
     language = primary(language)
     own = _TOKENIZERS.get(language, "13a")
     tokenized = [[paper_tokens(line, language) for line in lines] for lines in (hypotheses, references)]

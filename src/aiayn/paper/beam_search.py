@@ -112,9 +112,8 @@ class Beam:
 
     def keep(self, rows: Tensor) -> None:
         """Only the sentences in these rows (B',) stay."""
-        for name in ("limits", "longest_penalty", "sentence", "best", "best_score", "best_ids"):
-            setattr(self, name, getattr(self, name)[rows])
-        for name in ("alive", "alive_ids", "parent", "token"):
+        of_sentences = ("limits", "longest_penalty", "sentence", "best", "best_score", "best_ids")
+        for name in (*of_sentences, "alive", "alive_ids", "parent", "token"):
             setattr(self, name, getattr(self, name)[rows])
 
 

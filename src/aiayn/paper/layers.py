@@ -1,5 +1,6 @@
 """What the layers of encoder and decoder consist of besides attention (3.1, 3.3), and positional encodings (3.5)."""
 
+from threading import Lock
 from typing import Any
 
 import torch
@@ -91,13 +92,15 @@ class FeedForward(nn.Sequential):
         super().__init__(Linear(d_model, d_ff), nn.ReLU(inplace=True), Linear(d_ff, d_model))
 
 
+_GROWING = Lock()  # threads of a search share a model: none may put a shorter table in the place of a longer one
+
+
 class Sinusoids(nn.Module):
     """Positional encoding of section 3.5; its table grows to the longest sentence so far."""
 
     def __init__(self, d_model: int, in_halves: bool = False) -> None:
         super().__init__()
-        if d_model % 2:
-            raise ValueError(f"model.d_model is {d_model}, but sinusoids are pairs of sine and cosine: make it even")
+        assert d_model % 2 == 0, "sinusoids are pairs of sine and cosine"
         self.d_model = d_model
         self.make = sinusoids_in_halves if in_halves else sinusoids
         self.register_buffer("table", torch.empty(0, d_model), persistent=False)
@@ -105,9 +108,10 @@ class Sinusoids(nn.Module):
 
     def extend(self, length: int) -> None:
         """Computes the positions below `length`, and up to a power of two, that the table lacks."""
-        if length > len(self.table):
-            table = self.make(1 << (length - 1).bit_length(), self.d_model)
-            self.table = to_device(table.to(self.table.dtype), self.table.device)
+        with _GROWING:
+            if length > len(self.table):
+                table = self.make(1 << (length - 1).bit_length(), self.d_model)
+                self.table = to_device(table.to(self.table.dtype), self.table.device)
 
     def forward(self, positions: Tensor) -> Tensor:
         """Positions (...) within the table as (..., D)."""
