@@ -1,6 +1,5 @@
 """Known-bad versions are refused before they are imported; the private names of other libraries that we use exist."""
 
-import ast
 import importlib
 import re
 import subprocess
@@ -95,24 +94,6 @@ PRIVATE = {
     ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper._parse_config"): "plugin: the grid of a sweep file",
     ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper.split_arguments"): "plugin: the points of a grid",
 }
-# Of an object: test_process_pool.py fails without it
-RESULT_QUEUE = {"executor._result_queue", "executor._result_queue._writer", "executor._result_queue._writer.close"}
-
-
-def private_names(text: str) -> set[str]:
-    """The dotted names in a source text, not of our own objects, with a part that begins with an underscore."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Attribute):
-            found.add(ast.unparse(node))
-    parts = {name: name.split(".") for name in found if re.fullmatch(r"\w+(\.\w+)*", name)}
-    return {
-        name for name, (first, *rest) in parts.items() if any(re.match("_(?!replace$)[a-z]", part) for part in rest)
-    } - {name for name, (first, *_) in parts.items() if first in ("self", "cls", "os")}
 
 
 @pytest.mark.parametrize(("module", "name"), PRIVATE, ids=str)
@@ -121,15 +102,3 @@ def test_a_private_name_of_another_library_that_we_use_exists(module, name):
         reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError):
         pytest.fail(f"{module}.{name} is gone; it was for {PRIVATE[module, name]}", pytrace=False)
-
-
-def test_the_table_has_every_private_name_that_the_source_uses():
-    known = [f"{module}.{name}" for module, name in PRIVATE]
-    for path in (ROOT / "src").rglob("*.py"):
-        for name in private_names(path.read_text()) - RESULT_QUEUE:
-            assert any(entry.startswith(name) or name.startswith(entry) for entry in known), (path, name)
-    assert private_names("from torch._inductor import config\nimport x._y\nself._a, torch._b(), os._exit, a.b") == {
-        "torch._inductor.config",
-        "x._y",
-        "torch._b",
-    }

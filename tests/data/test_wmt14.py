@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sacrebleu.dataset import DATASETS
 
 from aiayn.config import compose
 from aiayn.core import storage
@@ -21,6 +22,19 @@ from tests.data.small_corpus import packed
 PAIRS = [pair for pair in read_pairs(EMBEDDED["tiny"]["train"], None) if max(map(len, pair)) < 200][:2003]
 DEV = [('R&D <one> & "two"', 'F&E «eins» & "zwei"'), ("  spaces\tand\u00a0more ", "x"), *PAIRS[:41]]
 TEST = [("test", "Prüfung"), *PAIRS[41:83]]
+
+
+@pytest.mark.parametrize("to", ["de", "fr"])
+def test_dev_and_test_are_the_papers_and_no_side_is_swapped(to):
+    corpus = wmt14.CORPORA[f"wmt14_en_{to}"]
+    assert "newstest2013" in corpus.dev.source
+    theirs = DATASETS["wmt14/full"].langpairs[f"en-{to}"]
+    assert [Path(name).name for name in (corpus.test.source, corpus.test.target)] == [
+        Path(name).name for name in theirs
+    ]
+    for part in (*corpus.train, corpus.dev, corpus.test):
+        sides = [re.sub(r"\.(sgm|gz)$", "", side).rpartition(".")[2] for side in (part.source, part.target)]
+        assert sides == ["en", to]
 
 
 def lines(pairs, side: int) -> bytes:

@@ -73,6 +73,7 @@ def test_embeddings_start_with_unit_variance_times_the_root() -> None:
         assert weight.detach().std().item() == pytest.approx(1 / 8, rel=0.03)
         assert abs(weight.detach().mean().item()) < 0.01
     assert model.embed(torch.arange(211)).std().item() == pytest.approx(1, rel=0.03)
+    assert not torch.equal(model.source_positions.weight, model.target_positions.weight)  # each side has a table
 
 
 def test_every_dropout_of_a_side_has_bits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,15 @@ def test_a_checkpoint_on_a_signal_goes_with_the_next(tmp_path, every, last):
     assert len(list(tmp_path.iterdir())) == 6  # the hash of each, and nothing else
 
 
+def test_no_checkpoint_goes_before_its_successor_is_verified(tmp_path):
+    path = [save(tmp_path, step) for step in (1, 2, 3)][-1]
+    whole = path.read_bytes()
+    for content, left in ((whole[:-7], 3), (whole, 1)):  # the second is the control
+        path.write_bytes(content)
+        checkpoint.rotate(tmp_path, 1, 1)
+        assert len(list(tmp_path.glob("*.ckpt"))) == left
+
+
 def test_weights_that_are_not_finite_are_never_written(tmp_path):
     with pytest.raises(StorageError, match=r"transformer\.w is not finite"):
         save(tmp_path, 3, float("nan"))

@@ -126,7 +126,7 @@ def test_a_signal_is_handed_on_once_to_every_rank(toy_run, tmp_path):
     listens = (
         f"os.chdir({str(tmp_path)!r})\nfile = open(f'heard{{os.getpid()}}', 'ab', 0)\n"
         "signal.signal(signal.SIGUSR1, lambda *_: file.write(b'x\\n'))\n"
-        "file.write(b'ready\\n')\ntime.sleep(0.3)\nsys.exit(75)"
+        "file.write(b'ready\\n')\nwhile not os.path.exists('go'): time.sleep(0.01)\nsys.exit(75)"
     )
     job = worker(toy_run, tmp_path, listens, listens)
     while [path.read_text() for path in tmp_path.glob("heard*")] != ["ready\n"] * 2:
@@ -134,6 +134,7 @@ def test_a_signal_is_handed_on_once_to_every_rank(toy_run, tmp_path):
     for _ in range(3):
         job.stop("SIGUSR1")
         time.sleep(0.02)
+    (tmp_path / "go").touch()
     assert until_ended(job) == exit_codes.INTERRUPTED
     assert [path.read_text() for path in tmp_path.glob("heard*")] == ["ready\nx\n"] * 2
 

@@ -1,6 +1,7 @@
 """Every run folder is understood, whatever lies in it."""
 
 import json
+import re
 import unicodedata
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def test_a_language_without_the_papers_bleu_shows_sacrebleus(sweep: Path) -> Non
     put(sweep, "a_h1", 1, without)
     (run,) = read_runs(sweep)
     assert "BLEU 19.0 " in records.row_line(compose.compose_row("experiment=a_h1"), run)
+
+
+def test_the_papers_figures_stand_beside_its_own_conditions_alone(sweep: Path) -> None:
+    put(sweep, "a_h1", 1, result())
+    (run,) = read_runs(sweep)
+    for where, shown in ((["scale=paper", "data=wmt14_en_de"], True), (["scale=paper"], False), ([], False)):
+        line = records.row_line(compose.compose_row("experiment=a_h1", *where), run)
+        assert (re.findall(r"\(paper (\S+)\)", line) == ["5.29", "24.9"]) is shown, line
 
 
 def test_curves_or_checkpoints_alone_make_a_run_half_done(sweep: Path) -> None:

@@ -64,7 +64,9 @@ def sweep_of(runs, at_once=1, hang_timeout=60.0):
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_the_longest_run_starts_first_and_each_run_once(rows, script, tmp_path, at_once):
-    script({1: "sleep 0.15; echo end >> $here/started"})
+    # No worker ends before as many have begun as may work at once
+    together = f'until [ "$(grep -c seed $here/started)" -ge {at_once} ]; do sleep 0.01; done'
+    script({1: f"{together}; echo end >> $here/started"})
     again = schema.vary(rows[0], hardware={"threads": 2})  # changes no number: the same run
     assert sweep_of([*rows, rows[1], again], at_once).work_through() == exit_codes.DONE
     lines = (tmp_path / "started").read_text().splitlines()

@@ -26,7 +26,7 @@ FIGURES = {  # PPL and BLEU as the literature would have them
     "base": (20.0, 25.0),
     "a_h1": (20.2, 24.8),
     "f_no_positions": (60.0, 9.0),
-    "f_relative_positions": (19.9, 25.1),
+    "f_relative_positions": (20.1, 25.1),  # a little more perplexity than base, within the margin
     "f_no_residual": (90.0, 3.0),
     "f_no_residual_positions": (70.0, 7.0),
     "f_unscaled": (25.0, 20.0),

@@ -214,6 +214,7 @@ GREEN, YELLOW, RED = "\x1b[32m", "\x1b[33m", "\x1b[31m"
     [
         (paper_table(bleu=lambda row, seed: row.paper.bleu - 1.5), f"{RED}−1.5"),
         (paper_table(bleu=lambda row, seed: row.paper.bleu - 0.6), f"{YELLOW}−0.6"),
+        (paper_table(ppl=lambda row, seed: row.paper.ppl + 1.5), f"{RED}+1.50"),
         (table(), f"{GREEN} +0.37"),
         (table(ppl=lambda row, seed: 50 - row.paper.ppl), f"{RED} −0.37"),
     ],

@@ -20,7 +20,9 @@ def test_a_run_with_overrides_stays_out_of_the_table(sweep: Path) -> None:
     put(sweep, "a_h1+1f2e3d4c", 1, result(ppl=1.0))
     runs = read_runs(sweep)
     assert [(run.experiment, run.status) for run in runs] == [("a_h1", "finished"), ("a_h1+1f2e3d4c", "finished")]
-    assert table(RUN, runs).lines[1].measured("dev.ppl") == table3.Measured(37.5, None)
+    made = table(RUN, runs)
+    assert made.lines[1].measured("dev.ppl") == table3.Measured(37.5, None)
+    assert made.others == 1
 
 
 def test_mean_and_deviation_are_numpys_over_the_finished_seeds(sweep: Path) -> None:

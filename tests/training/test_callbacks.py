@@ -123,10 +123,10 @@ def test_dev_and_checkpoints_come_at_their_interval(record, trainer, tmp_path, e
 
 def test_only_rank_0_writes_measures_and_saves(trainer, tmp_path, monkeypatch):
     """The others wait until a checkpoint is whole."""
-    barriers: list[int] = []  # how many checkpoints there were at each
+    barriers, agreed = list[int](), list[int]()  # how many checkpoints there were at each; after which updates
     monkeypatch.setattr(MODULE, "ranks", 2)
     monkeypatch.setattr(torch.distributed, "barrier", lambda: barriers.append(len(trainer.saved)))
-    monkeypatch.setattr(callbacks, "agree", lambda module, step: None)
+    monkeypatch.setattr(callbacks, "agree", lambda module, step: agreed.append(step))
     for writes, measure in ((False, pytest.fail), (True, lambda: (34.0, 17))):
         record = Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=writes)
         parts = [record, Dev(record, measure, 1, LAST), Save(record, tmp_path / "run", 3, 3, LAST, StopFlag())]
@@ -134,6 +134,7 @@ def test_only_rank_0_writes_measures_and_saves(trainer, tmp_path, monkeypatch):
         assert record.path.exists() == writes
         assert record.waiting == []
     assert barriers == [0, 0, 0, 1, 2, 3]
+    assert agreed == [3, 6, 7] * 2
 
 
 def test_rows_are_flushed_now_and_then_but_the_pending_one(record, trainer, monkeypatch):
