@@ -23,7 +23,7 @@ def result_of(run: Config, ppl: float = 2.0, bleu: float = 3.0) -> dict[str, Any
         "schema": 1, "experiment": run.experiment, "seed": run.seed, "scale": run.scale.name, "status": "finished",
         "data": folders.setting(run), "config": dataclasses.asdict(run), "params": 1_234_567, "steps": 1000,
         "params_at_40960_rows": 3_456_789, "source_tokens": 7, "target_tokens": 11, "train_seconds": 93.0,
-        "target_tokens_per_second": 13.0, "device_seconds": {"cpu": 186.0},
+        "target_tokens_per_second": 13.0,
         "dev": {"ppl": ppl, "nats": 17.0, "tokens": 19, "bits_per_character": 1.5,
                 "bleu": {"paper": bleu, "sacrebleu": bleu - 0.25, "intl": bleu + 0.5},
                 "bleu_ci95": [bleu - 1, bleu + 1], "signatures": {}},

@@ -38,7 +38,7 @@ def load(folder: Path, step: int) -> dict[str, Any]:
 def result(folder: Path) -> dict[str, Any]:
     """The result without the times and the config, whose runtime keys may differ."""
     found = json.loads((folder / "result.json").read_text())
-    for key in ("train_seconds", "device_seconds", "target_tokens_per_second", "finished_at", "config"):
+    for key in ("train_seconds", "target_tokens_per_second", "finished_at", "config"):
         del found[key]
     return found
 

@@ -1,11 +1,9 @@
-"""Known-bad versions are refused before they are imported; the private names of other libraries that we use exist."""
+"""Known-bad versions are refused before they are imported; what we ask for is pinned."""
 
-import importlib
 import re
 import subprocess
 import sys
 import tomllib
-from functools import reduce
 from importlib import metadata
 from pathlib import Path
 
@@ -81,24 +79,3 @@ def test_everything_that_we_ask_for_is_pinned_within_what_we_ask():
     pins = {name.lower().replace("_", "-"): version for name, version in PINNED.items()}
     for asked in ASKED:
         assert asked.specifier.contains(pins[asked.name.lower()]), asked
-
-
-# What we use of other libraries that they do not promise to keep: the module, the name in it, and what it is for
-PRIVATE = {
-    ("torch", "ops.mkldnn._linear_pointwise"): "paper.layers: oneDNN's matrix product, twice as fast as MKL's",
-    ("torch", "_foreach_norm"): "lightning_model: the norm of each gradient in one call",
-    ("torch", "_dynamo.mark_dynamic"): "paper.transformer: one graph for any number of sentences",
-    ("torch", "_disable_dynamo"): "paper.attention: kernels that torch.compile calls and does not look into",
-    ("multiprocessing.util", "_run_finalizers"): "worker: semaphores of a pool, before the process ends at once",
-    ("torch._inductor", "config.deterministic"): "train: compiled kernels that do not depend on timing",
-    ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper._parse_config"): "plugin: the grid of a sweep file",
-    ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper.split_arguments"): "plugin: the points of a grid",
-}
-
-
-@pytest.mark.parametrize(("module", "name"), PRIVATE, ids=str)
-def test_a_private_name_of_another_library_that_we_use_exists(module, name):
-    try:
-        reduce(getattr, name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError):
-        pytest.fail(f"{module}.{name} is gone; it was for {PRIVATE[module, name]}", pytrace=False)

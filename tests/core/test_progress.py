@@ -71,9 +71,9 @@ def test_long_commands_show_bars_on_a_terminal_alone(finished, toy_run, tmp_path
     table = table3.table(run, records.read_runs(folders.sweep_folder(run)))
     fresh = dataclasses.replace(run, prepared=str(tmp_path / "prepared"))
     shown, work = {
-        "prepare": ("prepare: training a 25-subword vocabulary", lambda: prepare.main(fresh)),
+        "prepare": ("prepare: training a vocabulary of 25 subwords", lambda: prepare.main(fresh)),
         "evaluate": ("decoding dev", lambda: table2.main(run)),
-        "report": ("reading curves", lambda: html_report.sections(run, table, None)),
+        "report": ("reading curves", lambda: html_report.sections(run, [], table, None)),
         "train": ("base: decoding", lambda: train.train(toy_run, tmp_path / "run")),
     }[command]
     screen = terminal() if where == "terminal" else None

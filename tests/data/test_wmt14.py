@@ -118,7 +118,9 @@ def test_a_folder_of_archives_gives_the_same_corpus_offline(run, server, tmp_pat
 def test_a_folder_without_an_archive_is_refused(run, tmp_path):
     archives = tmp_path / "archives"
     (archives / "dev.tgz").rename(archives / "dev.tgz.part")
-    with pytest.raises(compose.ConfigError, match=r"data\.source=.*archives: holds no dev\.tgz; leave it out to downl"):
+    with pytest.raises(
+        compose.ConfigError, match=r"data\.source=.*archives: lacks http://.*/dev\.tgz; leave it out to downl"
+    ):
         prepare.check(offline(run, archives, "offline"))
     assert not (tmp_path / "offline").exists()
 

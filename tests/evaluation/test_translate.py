@@ -58,9 +58,10 @@ def test_a_translation_is_what_the_search_finds_for_the_tokens(model):
 def test_lines_come_out_while_more_are_to_come(model, monkeypatch):
     """A pipe that never ends is translated in chunks."""
     monkeypatch.setattr(translate, "LINES_AT_ONCE", 3)
-    lines = itertools.count()
-    assert next(translate.translate(*model, (b"1 2\n" for _ in lines), pytest.fail))
-    assert next(lines) == 3
+    for typed, taken in ((False, 3), (True, 1)):  # who types a line waits for its answer
+        lines = itertools.count()
+        assert next(translate.translate(*model, (b"1 2\n" for _ in lines), pytest.fail, typed=typed))
+        assert next(lines) == taken
 
 
 def test_a_very_long_line_is_cut_and_named(model, monkeypatch):

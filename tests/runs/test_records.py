@@ -43,7 +43,7 @@ def test_a_language_without_the_papers_bleu_shows_sacrebleus(sweep: Path) -> Non
     assert "BLEU 19.0 " in records.row_line(compose.compose_row("experiment=a_h1"), run)
 
 
-def test_the_papers_figures_stand_beside_its_own_conditions_alone(sweep: Path) -> None:
+def test_the_papers_figures_stand_beside_its_conditions_alone(sweep: Path) -> None:
     put(sweep, "a_h1", 1, result())
     (run,) = read_runs(sweep)
     for where, shown in ((["scale=paper", "data=wmt14_en_de"], True), (["scale=paper"], False), ([], False)):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from aiayn.config import compose, folders, schema
+from aiayn.config import folders, schema
 from aiayn.core import storage
 from aiayn.runs.records import Run
 from aiayn.tables import beyond, formats, paper_claims, table3
@@ -123,17 +123,6 @@ def test_it_is_printed_only_when_a_row_of_it_is_begun(format: str, tmp_path, cap
         before, whole = (list(csv.DictReader(io.StringIO(text))) for text in (alone, both))
         assert [row["row"] for row in whole] == [*schema.ROWS, *schema.BEYOND]
         assert all(old.items() <= row.items() for old, row in zip(before, whole, strict=False))
-
-
-def test_own_variations_stand_below_the_tables(tmp_path, capsys) -> None:
-    run = dataclasses.replace(LIKE, output=str(tmp_path), prepared=str(tmp_path / "none"))
-    other = compose.compose_row("model.num_heads=2", f"output={tmp_path}")
-    storage.append_lines(folders.run_folder(other) / "metrics.jsonl", ['{"step": 3}'])
-    command_table.main(run)
-    assert "config.yaml" in capsys.readouterr().out.partition("(values after scaling)")[2]  # which is not there
-    storage.write_text(folders.run_folder(other) / "config.yaml", compose.to_yaml(other))
-    command_table.main(run)
-    assert f"  {folders.label(other)} seed 1  half-done  after 3 updates\n" in capsys.readouterr().out
 
 
 def test_counts_are_of_translations_of_this_corpus(tmp_path, monkeypatch) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from aiayn.core import progress, storage
 from aiayn.core.signals import StopFlag
 from aiayn.runs import checkpoint
 from aiayn.training import callbacks
-from aiayn.training.callbacks import Bar, Dev, Save
+from aiayn.training.callbacks import Bar, Dev, Record, Save
 from aiayn.training.lightning_data import Update
 from aiayn.training.lightning_model import NonFinite
 
@@ -50,11 +49,8 @@ def run(trainer, parts, numbers, starts: bool = True) -> None:
             part.on_train_batch_end(trainer, MODULE, outputs(number), update(number), number)
 
 
-Record = partial(callbacks.Record, device="cpu", devices=3)
-
-
 @pytest.fixture
-def record(tmp_path) -> callbacks.Record:
+def record(tmp_path) -> Record:
     return Record(tmp_path / "metrics.jsonl", 0, lambda row: None, writes=True)
 
 
@@ -78,13 +74,12 @@ def test_each_update_is_recorded_and_shown_once_in_order(trainer, tmp_path):
     assert (record.source_tokens, record.target_tokens) == (11 * LAST, 13 * LAST)
 
 
-def test_device_seconds_add_up_and_a_log_has_the_sessions_pace(trainer, tmp_path, monkeypatch, capsys):
+def test_seconds_add_up_and_a_log_has_the_sessions_pace(trainer, tmp_path, monkeypatch, capsys):
     path, now = tmp_path / "metrics.jsonl", [1000.0]
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
-    sessions = [("H200", 8, range(3), 5.0), ("H200", 2, range(3, 5), 7.0), ("cpu", 3, range(5, LAST), 11.0)]
-    for device, count, numbers, seconds_each in sessions:
-        record = Record(path, numbers.start, lambda row: None, writes=True, device=device, devices=count)
+    for numbers, seconds_each in ((range(3), 5.0), (range(3, 5), 7.0), (range(5, LAST), 11.0)):
+        record = Record(path, numbers.start, lambda row: None, writes=True)
         bar = Bar(record, "base", LAST)
         record.on_train_start(trainer, MODULE)
         for number in numbers:
@@ -96,9 +91,7 @@ def test_device_seconds_add_up_and_a_log_has_the_sessions_pace(trainer, tmp_path
         record.flush()
         now[0] += 13.0  # until the next session
     last = Record(path, LAST, lambda row: None, writes=True)
-    assert last.device_seconds == {"H200": 8 * 3 * 5.0 + 2 * 2 * 7.0, "cpu": 3 * 2 * 11.0}
     assert last.seconds == 3 * 5.0 + 2 * 7.0 + 2 * 11.0
-    assert 3 * last.seconds != sum(last.device_seconds.values())  # control: nor are they the last session's devices
 
 
 @pytest.mark.parametrize("nats", [17 * 1e4, math.nan])

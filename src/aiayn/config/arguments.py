@@ -52,7 +52,9 @@ def _check(command: str, word: str, multirun: bool) -> None:
     if word.startswith("-"):
         raise ConfigError(f"{key} is no flag of this program: {FLAGS}")
     if not value.strip() and not word.startswith("~"):
-        raise ConfigError(f"{word!r}: must be KEY=VALUE" + "; is a shell variable empty?" * bool(equals))
+        raise ConfigError(
+            f"{word!r}: must be KEY=VALUE, without blanks" + "; is a shell variable empty?" * bool(equals)
+        )
     if key in GROUPS and not FILE.fullmatch(value or key):
         raise ConfigError(f"{word}: must be the name of a file of this program's own")
     if key.startswith("hydra") and not key.startswith(("hydra/launcher", "hydra.launcher.")):

@@ -43,7 +43,10 @@ def _refused(config: Config) -> Iterator[tuple[str, str]]:
     """Every key whose value the others do not allow, and what is required of it."""
     rows = ROWS + BEYOND
     if config.experiment not in rows:
-        yield "experiment", f"must be one of {', '.join(rows)} (docs/developing.md says how to add a row)"
+        yield (
+            "experiment",
+            f"must be one of {', '.join(rows)} (docs/developing.md says how to add a row; a file is not enough)",
+        )
     yield from _of_parts(config.model)
     if config.model.d_model % 2:
         yield "model.d_model", "must be even: sinusoids and an LSTM's directions come in pairs; or change scale.width"

@@ -286,7 +286,8 @@ def vary(run: Config, **sections: dict[str, Any]) -> Config:
 def nearest(key: str) -> str:
     """A hint at the known key that is spelt most like `key`, or where to find them all."""
     known = [name for name, _, _ in leaves(Config())] + ["experiment", "data", "scale", "fidelity", "hardware"]
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
-    if not close:
-        close = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]
+    section, _, name = key.rpartition(".")
+    # One of the same section, if there is one, comes last and stays
+    by_name = {known.rpartition(".")[2]: known for known in sorted(known, key=lambda known: known.startswith(section))}
+    close = [by_name[found] for found in difflib.get_close_matches(name, by_name, n=1, cutoff=0.7)]
     return f"did you mean {close[0]}{' with data=files' * (key in close)}?" if close else "`--cfg job` prints every key"

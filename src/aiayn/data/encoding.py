@@ -63,7 +63,7 @@ def encode_corpus(
                     progress(f"training {moses_bpe.MERGES} merges of Moses tokens")
                     moses_bpe.train(pairs, moses, folder / "tokenizer.model")
                 else:
-                    progress(f"training a {vocab_size}-subword vocabulary")
+                    progress(f"training a vocabulary of {vocab_size} subwords")
                     sentencepiece_bpe.train(chain.from_iterable(pairs), vocab_size, folder / "tokenizer.model")
                 stages.add("tokenizer")
             tokenizer = load(folder / "tokenizer.model")

@@ -29,7 +29,7 @@ def check(config: Config) -> None:
     elif data.source and not (prepared_folder(config) / "manifest.json").exists():
         absent = wmt14.missing(corpus, Path(data.source))
         if absent:
-            raise ConfigError(f"data.source={data.source}: holds no {', '.join(absent)}; leave it out to download them")
+            raise ConfigError(f"data.source={data.source}: lacks {', '.join(absent)}; leave it out to download them")
 
 
 def sources(data: Data) -> Text:

@@ -112,8 +112,8 @@ def identity(corpus: Corpus) -> dict[str, str]:
 
 
 def missing(corpus: Corpus, folder: Path) -> list[str]:
-    """The archives that are not in a folder."""
-    return [remote.name for remote in corpus.archives if not (folder / remote.name).is_file()]
+    """The addresses of the archives that are not in a folder."""
+    return [remote.url for remote in corpus.archives if not (folder / remote.name).is_file()]
 
 
 def needed(corpus: Corpus, archives: Path, pairs: int) -> tuple[int, int]:

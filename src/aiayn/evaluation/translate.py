@@ -28,6 +28,7 @@ def translate(
     lines: Iterable[bytes],
     warn: Callable[[str], None],
     done: Callable[[int], None] | None = None,
+    typed: bool = False,
 ) -> Iterator[str]:
     """One translation for each line, in order; empty for a line without text. Bytes that are no UTF-8 are replaced.
 
@@ -36,7 +37,7 @@ def translate(
     limit = max(LONGEST, dataset.manifest["settings"]["max_length"])
     rest = iter(lines)
     number = 0
-    while chunk := list(islice(rest, LINES_AT_ONCE)):
+    while chunk := list(islice(rest, 1 if typed else LINES_AT_ONCE)):
         texts = [line.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r") for line in chunk]
         if number == 0:
             texts[0] = texts[0].removeprefix("\ufeff")  # a byte order mark is no text
@@ -56,9 +57,10 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     compute_with(config.hardware.threads)
     model, dataset, *_ = trained(config)
     lines, warn = source or sys.stdin.buffer, partial(print, "aiayn:", file=sys.stderr)
+    typed = source is None and sys.stdin.isatty()  # each line waits for its answer
     shown = sys.stdout.isatty()  # the translations themselves show how far it is
     with contextlib.nullcontext() if shown else progress.counted("translating", None, "lines") as done:
-        for line in translate(model, dataset, config.decoding, config.hardware, lines, warn, done):
+        for line in translate(model, dataset, config.decoding, config.hardware, lines, warn, done, typed):
             # Bytes, so that neither the locale nor the platform's line end has a say
             sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")
             sys.stdout.buffer.flush()

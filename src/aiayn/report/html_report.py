@@ -12,7 +12,7 @@ from aiayn.config.schema import Config, ConfigError
 from aiayn.core import progress, storage
 from aiayn.report import curves, figure_files, figures, ladder_figure
 from aiayn.runs import records
-from aiayn.tables import beyond, formats, paper_claims, table3
+from aiayn.tables import beyond, formats, paper_claims, table3, variations
 from aiayn.tables.paper_claims import Finding
 from aiayn.tables.table3 import METRICS, Table
 
@@ -37,7 +37,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
     return environment.get_template("page.html").render(title=title, sections=sections)
 
 
-def sections(run: Config, table: Table, others: Table | None) -> list[Section]:
+def sections(run: Config, stored: Sequence[records.Run], table: Table, others: Table | None) -> list[Section]:
     """The parts of the report, each with its figures by name, drawn and not written yet; without what is damaged."""
     folder, lines = folders.sweep_folder(run), (*table.lines, *(others.lines[len(beyond.COMPARED) :] if others else ()))
     seeds = [(line.name, found.seed) for line in lines for found in line.runs]
@@ -68,6 +68,8 @@ def sections(run: Config, table: Table, others: Table | None) -> list[Section]:
         drawn |= {"beyond-lengths": figures.lengths(others, counts, words)} if counts else {}
         parts.append(_tabled(beyond.layout(others, findings), "Beyond Table 3"))
         parts.append(_claims("Claims beyond Table 3", [], findings)._replace(figures=drawn.items()))
+    if varied := variations.layout(run, stored, [table, others] if others else [table]):
+        parts.append(_tabled(varied, "Your variations"))
     return parts
 
 
@@ -94,7 +96,7 @@ def main(run: Config) -> None:
     others, title, drawn, parts = beyond.table(run, stored), formats.title(table), folder / "figures", []
     about = {"ladder": "conditions and compute stand below it", "beyond": figures.caption(others or table)}
     with figure_files.style():
-        for part in progress.each(sections(run, table, others), "drawing the figures"):
+        for part in progress.each(sections(run, stored, table, others), "drawing the figures"):
             images = []
             for name, figure in part.figures:
                 described = f"{name}: {about.get(name.partition('-')[0], figures.caption(table))}"

@@ -115,7 +115,7 @@ def is_finished(run: Config) -> bool:
 def says_finished(run: Config) -> bool:
     """The same, and if so one line that says it."""
     if finished := is_finished(run):
-        print(f"{folders.run_folder(run)} is finished: nothing to do; delete it to train again")
+        print(f"{folders.run_folder(run)} is finished: nothing to do; delete it to train again, or give output=FOLDER")
     return finished
 
 

@@ -38,7 +38,7 @@ SHARED = (
 _FOLDER = re.compile(r"(?P<experiment>\w[\w.-]*(\+\w+)?)/seed(?P<seed>0|[1-9][0-9]{0,9})", re.ASCII)
 # What the report reads; the rest of a result is for people and may change without a new schema.
 _KINDS = (
-    (dict, "config config.model config.training config.scale config.data device_seconds"),
+    (dict, "config config.model config.training config.scale config.data"),
     (str, "experiment scale data"),
     (int, "seed params params_at_40960_rows steps"),
     (int | float, "train_seconds dev.ppl dev.bits_per_character dev.bleu.sacrebleu dev.bleu.intl"),

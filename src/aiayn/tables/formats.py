@@ -45,7 +45,7 @@ class Column(NamedTuple):
     @property
     def align(self) -> str:
         """`l` for text, `r` for numbers."""
-        return "l" if self.group in ("row", "source") else "r"
+        return "l" if self.group in ("row", "settings", "source") else "r"
 
     @property
     def title(self) -> str:
@@ -245,7 +245,11 @@ def _grid(layout: Layout) -> Grid:
     grid = Grid(box=HORIZONTALS, padding=0, show_edge=False, border_style="dim")
     for column in layout.columns:
         group = column.group if column.title != column.name else ""
-        width = 20 if column.group == "source" else max(map(len, (column.name, *(cell.text for cell in column.cells))))
+        width = (
+            20
+            if column.group in ("settings", "source")
+            else max(map(len, (column.name, *(cell.text for cell in column.cells))))
+        )
         grid.add_column(f"{group}\n{column.name}", justify="left" if column.align == "l" else "right", min_width=width)
     for (_, cells), closes in zip(layout.rows, [*layout.table.opens[1:], True], strict=True):
         grid.add_row(*(Text(cell.text, _COLOURS.get(cell.style, "")) for cell in cells), end_section=closes)

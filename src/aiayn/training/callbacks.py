@@ -22,21 +22,13 @@ from aiayn.training.lightning_data import Update
 from aiayn.training.lightning_model import NonFinite
 
 FLUSH_SECONDS = 2.0
-# Before the name of a device, the key under which a row has the seconds that all of its kind were at work until then.
-DEVICE_SECONDS = "device_seconds/"
 
 
 class Record(pl.Callback):
-    """Writes `metrics.jsonl`: each update once, in order, when it is known to be finite; no step waits for it.
+    """Writes `metrics.jsonl`: each update once, in order, when it is known to be finite; no step waits for it."""
 
-    `device` names what this session computes on and `devices` how many of them; earlier ones may have used others.
-    """
-
-    def __init__(
-        self, path: Path, start: int, view: Callable[[dict[str, Any]], None], writes: bool, device: str, devices: int
-    ) -> None:
+    def __init__(self, path: Path, start: int, view: Callable[[dict[str, Any]], None], writes: bool) -> None:
         self.path, self.start, self.view, self.writes = path, start, view, writes
-        self.device, self.devices = device, devices
         rows = [row for row in records.read_metrics(path) if row["step"] <= start]
         updates = {row["step"]: row for row in rows if "train/loss" in row}
         if absent := next((step for step in range(1, start + 1) if step not in updates), None):
@@ -51,10 +43,7 @@ class Record(pl.Callback):
         self.measured = {row["step"] for row in rows if "dev/ppl" in row}
         self.source_tokens = sum(row["source_tokens"] for row in updates.values())
         self.target_tokens = sum(row["target_tokens"] for row in updates.values())
-        last = updates.get(start, {})
-        self.seconds: float = last.get("seconds", 0.0)
-        before = {key: value for key, value in last.items() if key.startswith(DEVICE_SECONDS)}
-        self.device_seconds = {device: 0.0} | {key.removeprefix(DEVICE_SECONDS): before[key] for key in before}
+        self.seconds: float = updates.get(start, {}).get("seconds", 0.0)
         self.waiting: list[dict[str, Any]] = []
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
@@ -64,9 +53,7 @@ class Record(pl.Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Update, batch_idx: int) -> None:
         """Keeps the row of this update."""
         now = time.perf_counter()
-        passed, self.clock = now - self.clock, now
-        self.seconds += passed
-        self.device_seconds[self.device] += self.devices * passed
+        self.seconds, self.clock = self.seconds + now - self.clock, now
         self.source_tokens += batch.source_tokens
         self.target_tokens += batch.target_tokens
         row = {
@@ -79,7 +66,6 @@ class Record(pl.Callback):
             "target_tokens": batch.target_tokens,
             "seconds": round(self.seconds, 3),
         }
-        row |= {f"{DEVICE_SECONDS}{device}": round(total, 3) for device, total in self.device_seconds.items()}
         self.waiting.append(row)
         if self.clock - self.flushed > FLUSH_SECONDS:
             self.flush(but=1)

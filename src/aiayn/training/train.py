@@ -85,7 +85,7 @@ def train(run: Config, folder: Path) -> None:
         if rank == 0:
             print(f"resuming {run.experiment} after update {module.updates_done} of {last}", flush=True)
     with view(run, folder, rank) as show:
-        record = Record(folder / "metrics.jsonl", module.updates_done, show, rank == 0, *devices_at_work(run))
+        record = Record(folder / "metrics.jsonl", module.updates_done, show, rank == 0)
         if module.updates_done < last:
             with StopFlag() as stop:
                 fit(run, folder, module, dataset, record, stop)
@@ -164,7 +164,8 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
     sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
     record.view({"step": run.training.max_steps, **dev_row(figures), TRANSLATIONS: samples(*sides)})
     (last,) = checkpoint.newest(folder / "checkpoints")
-    at_work = {"threads": run.hardware.threads, "devices": run.hardware.devices, "accelerator": record.device}
+    device = torch.cuda.get_device_name() if run.hardware.accelerator == "gpu" else "cpu"
+    at_work = {"threads": run.hardware.threads, "devices": run.hardware.devices, "accelerator": device}
     tokenizer, weights = (storage.sha256(path) for path in (dataset.folder / "tokenizer.model", last))
     result = {
         "schema": 1,
@@ -181,7 +182,6 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
         "target_tokens": record.target_tokens,
         "epochs": round(record.target_tokens / len(dataset.pairs("train").target_ids), 3),
         "train_seconds": round(record.seconds, 3),
-        "device_seconds": {device: round(passed, 3) for device, passed in record.device_seconds.items()},
         "target_tokens_per_second": round(record.target_tokens / record.seconds, 1),
         "dev": figures,
         "sha256": {"data": dataset.sha256, "tokenizer": tokenizer, "checkpoint": weights},
@@ -191,14 +191,6 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
     }
     storage.write_json(folder / records.RESULT, result)
     print(f"{run.experiment}: dev perplexity {figures['ppl']:.3f}, BLEU {dev_row(figures)['dev/bleu']:.2f}", flush=True)
-
-
-def devices_at_work(run: Config) -> tuple[str, int]:
-    """What a run computes on and how many of them: GPUs by their own name, or `cpu` and the cores of all ranks."""
-    hardware = run.hardware
-    if hardware.accelerator == "gpu":
-        return torch.cuda.get_device_name(), hardware.devices
-    return "cpu", hardware.devices * hardware.threads
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
