@@ -115,7 +115,9 @@ def test_a_corpus_not_downloaded_is_planned_with_its_archives(tmp_path) -> None:
     assert "1.7 GB to download" in corpus.found
     assert not corpus.complete
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(compose.ConfigError, match=r"data\.source=nowhere: holds no training-parallel-europarl-v7\.tgz"):
+    with pytest.raises(
+        compose.ConfigError, match=r"data\.source=nowhere: lacks http.*training-parallel-europarl-v7\.tgz"
+    ):
         estimate.corpus_statistics(compose.compose_row(*words, "data.source=nowhere"))
 
 

@@ -27,7 +27,7 @@ def check(config: Config) -> None:
         if isinstance(before, dict):
             refuse_changed(prepared_folder(config), before, fingerprints(text))
     elif data.source and not (prepared_folder(config) / "manifest.json").exists():
-        absent = wmt14.missing(corpus, Path(data.source))
+        absent = [remote.url for remote in wmt14.missing(corpus, Path(data.source))]
         if absent:
             raise ConfigError(f"data.source={data.source}: lacks {', '.join(absent)}; leave it out to download them")
 

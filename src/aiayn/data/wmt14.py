@@ -111,9 +111,9 @@ def identity(corpus: Corpus) -> dict[str, str]:
     return {remote.name: remote.sha256 for remote in corpus.archives} | members
 
 
-def missing(corpus: Corpus, folder: Path) -> list[str]:
-    """The addresses of the archives that are not in a folder."""
-    return [remote.url for remote in corpus.archives if not (folder / remote.name).is_file()]
+def missing(corpus: Corpus, folder: Path) -> list[Remote]:
+    """The archives that are not in a folder."""
+    return [remote for remote in corpus.archives if not (folder / remote.name).is_file()]
 
 
 def needed(corpus: Corpus, archives: Path, pairs: int) -> tuple[int, int]:
