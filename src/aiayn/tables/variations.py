@@ -24,8 +24,7 @@ def layout(run: Config, runs: Sequence[Run], tables: Sequence[Table]) -> formats
             config = compose.read(folders.sweep_folder(run) / name / f"seed{own[0].seed}" / "config.yaml")
             settings.append(folders.label(config).partition(" (")[2].removesuffix(")"))
         except (ConfigError, OSError) as error:
-            config = run
-            settings.append(printable(str(error)))
+            config, settings = run, [*settings, printable(str(error))]
         stale = tuple(found for found in own if found.result and changed(shared, found.result))
         counted = tuple(found for found in own if found not in stale)
         lines.append(Line(replace(config, experiment=name), config, counted, stale, shared))
@@ -46,5 +45,6 @@ def layout(run: Config, runs: Sequence[Run], tables: Sequence[Table]) -> formats
     records = []
     for line, text, ppl, bleu in zip(lines, settings, *effects.values(), strict=True):
         records.append(formats.record(table, line, {"settings": text}, {"effect_ppl": ppl, "effect_bleu": bleu}))
-    title = f"Other settings than a row's at scale {table.scale.name} on {table.data}"
-    return formats.Layout(title, "Δ is minus the row. Settings are given after scaling.", columns, table, records)
+    title = f"Runs with other settings than a row's at scale {table.scale.name} on {table.data}"
+    caption = "Δ is minus the row that is varied, ± the deviation over seeds. Settings are given after scaling."
+    return formats.Layout(title, caption, columns, table, records)
