@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from aiayn.evaluation.metrics import bleu_of_counts
 from aiayn.report.curves import Curve
 from aiayn.report.figure_files import GREY, INK, PAPER_COLOUR, SUPTITLE
-from aiayn.tables.paper_claims import Counts, mean_and_bar, rank_correlation
+from aiayn.tables.paper_claims import Counts, mean_and_bar, rank_correlation, signed
 from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, Line, Table
 
 Runs = Mapping[tuple[str, int], Mapping[str, Curve]]  # the curves of each (row, seed), by quantity
@@ -118,7 +118,7 @@ def effects(table: Table) -> Figure:
             axes.annotate(name, points[name], (1.06, place), **_BESIDE)
         title: str = metric
         if found := rank_correlation(table, metric):
-            title += ": Spearman ρ {:+.2f} ({:+.2f} to {:+.2f})".format(*found)
+            title += ": Spearman ρ {} ({} to {})".format(*map(signed, found))
         axes.set(xlabel=f"{metric} minus base's, paper", ylabel=f"{metric} minus base's, ours", title=title)
     figure.suptitle(f"Effects: {caption(table)}", **SUPTITLE)
     return figure
