@@ -49,14 +49,18 @@ def test_missing_text_is_refused_before_a_folder_is_made(toy_run, tmp_path):
 
 def test_a_start_writes_config_and_log_and_removes_leftovers(toy_run, monkeypatch):
     folder = folders.run_folder(toy_run)
-    monkeypatch.setattr(sys, "executable", "/bin/echo")
+    python = Path(toy_run.output, "python")
+    storage.write_text(python, '#!/bin/sh\necho "$@", rank $RANK, safe $PYTHONSAFEPATH\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("RANK", "3")  # another launcher's
     records.record_failure(folder, 3, "before")
     (folder / f".metrics.jsonl.{os.uname().nodename}.999999999.0.tmp").touch()  # of a process that was killed
     for _ in range(2):
         jobs.start(toy_run, folder / "worker.log", ExitStack(), {}).ranks[0].wait()
     assert {path.name for path in folder.iterdir()} == {"config.yaml", "worker.log"}
     assert compose.read(folder / "config.yaml") == toy_run
-    assert (folder / "worker.log").read_text() == f"-m aiayn.training.worker {folder}\n" * 2
+    assert (folder / "worker.log").read_text() == f"-m aiayn.training.worker {folder}, rank , safe 1\n" * 2
 
 
 def worker(toy_run: schema.Config, folder: Path, *codes: str) -> jobs.Job:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from run_results import result_of
@@ -19,6 +20,7 @@ from aiayn.data.parallel_text import DataError
 from aiayn.runs import jobs
 from aiayn.runs.records import read_runs
 from aiayn.sweep import launcher
+from aiayn.sweep.plugins.hydra_plugins import aiayn as plugin
 from aiayn.tables.table3 import table
 
 
@@ -88,15 +90,27 @@ def test_each_run_has_as_many_gpus_as_in_the_plan(rows, max_devices_per_run, of_
     assert given["big"] == of_big
 
 
-def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(seeds, script, tmp_path, capsys):
+def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(seeds, script, tmp_path, capsys, monkeypatch):
     wait = "trap 'exit 75' TERM; touch $here/ready${3##*seed}; while true; do sleep 0.02; done"
     both = "until [ -e $here/ready1 ]; do sleep 0.02; done; kill -TERM $PPID"
     script({1: wait, 2: f"{both}; {wait}"})
-    before = signal.getsignal(signal.SIGTERM)
+    before, asked = signal.getsignal(signal.SIGTERM), list[str]()
+    monkeypatch.setattr(launcher.slurm, "requeue_after", asked.append)
     assert sweep_of(seeds, 2).work_through() == exit_codes.INTERRUPTED
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert (signal.getsignal(signal.SIGTERM), asked) == (before, ["SIGTERM"])
     assert sorted(begun(tmp_path)) == [1, 2]
     assert "/8]" not in capsys.readouterr().out  # no run is done
+
+
+def test_a_silent_run_has_its_time_in_minutes(rows, monkeypatch):
+    for name, mock in (("Sweep", made := Mock()), ("prepare_once", Mock())):
+        monkeypatch.setattr(launcher, name, mock)
+    monkeypatch.setattr(plugin, "checked_runs", lambda *_: rows)
+    made.return_value.work_through.return_value = exit_codes.DONE
+    side_by_side = plugin.SideBySide(devices=1, max_devices_per_run=0, hang_timeout=7.0)
+    side_by_side.setup(hydra_context=None, task_function=None, config=None)
+    side_by_side.launch([], 0)
+    assert made.call_args.args[2] == 420.0
 
 
 def test_each_corpus_of_unfinished_runs_is_prepared_once(rows, monkeypatch, capsys):

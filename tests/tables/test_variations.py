@@ -20,7 +20,6 @@ def test_a_variation_is_averaged_and_compared_with_its_own_row(tmp_path) -> None
     storage.write_text(folders.run_folder(odd) / "config.yaml", "{")
     runs = read_runs(folders.sweep_folder(run))
     made = variations.layout(run, runs, [table3.table(run, runs)])
-    assert made is not None
     rows = [[cell.text for cell in cells] for _, cells in made.rows]
     assert [row[0].partition("+")[0] for row in rows] == ["a_h1", "base", "f_unscaled"]
     assert rows[0][1:] == ["model.dropout=0.3", "29.00±5.66", "+7.50", "14.0±1.4", "+2.0", "1.23", "2"]
