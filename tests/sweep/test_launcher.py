@@ -102,7 +102,7 @@ def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(seeds, script, tm
     assert "/8]" not in capsys.readouterr().out  # no run is done
 
 
-def test_a_silent_run_has_its_time_in_minutes(rows, monkeypatch):
+def test_hang_timeout_is_given_in_minutes(rows, monkeypatch):
     for name, mock in (("Sweep", made := Mock()), ("prepare_once", Mock())):
         monkeypatch.setattr(launcher, name, mock)
     monkeypatch.setattr(plugin, "checked_runs", lambda *_: rows)

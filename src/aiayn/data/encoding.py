@@ -46,7 +46,7 @@ def encode_corpus(
     """
     vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
     selected = {"max_words": scale.max_words, "pairs": scale.pairs}
-    selected |= {"max_train_words": scale.max_train_words} if scale.max_train_words else {}  # younger than kept runs
+    selected |= {"max_train_words": scale.max_train_words} if scale.max_train_words else {}  # kept runs have none
     settings = {**vocabulary, "max_length": max_length, **selected, **identity}
     with ExitStack() as owner:
         if not (folder / "manifest.json").exists():

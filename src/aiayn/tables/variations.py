@@ -46,5 +46,5 @@ def layout(run: Config, runs: Sequence[Run], tables: Sequence[Table]) -> formats
     for line, text, ppl, bleu in zip(lines, settings, *effects.values(), strict=True):
         records.append(formats.record(table, line, {"settings": text}, {"effect_ppl": ppl, "effect_bleu": bleu}))
     title = f"Runs with other settings than a row's at scale {table.scale.name} on {table.data}"
-    caption = "Δ is minus the row that is varied, ± the deviation over seeds. Settings are given after scaling."
+    caption = "Δ is a variation minus its row; ± is the deviation over seeds. Settings are those after scaling."
     return formats.Layout(title, caption, columns, table, records)
