@@ -1,4 +1,4 @@
-"""Attention against Eq. 1 token by token, torch.nn.MultiheadAttention, numbers by hand and finite differences."""
+"""Attention against Eq. 1 token by token, torch.nn.MultiheadAttention and numbers by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The Transformer against torch.nn.Transformer, itself a token at a time, finite differences, the paper's sizes."""
+"""The Transformer against torch.nn.Transformer, itself a token at a time, and the paper's sizes."""
 
 import dataclasses
 import math

@@ -160,6 +160,15 @@ def test_a_result_of_another_run_or_text_finishes_nothing(toy_run):
     assert not jobs.is_finished(schema.vary(here, data={"train_source": "another.en"}))
 
 
+def test_a_finished_run_of_other_source_code_says_so(toy_run, capsys):
+    assert not jobs.says_finished(toy_run)
+    for code, said in ((records.code(), "finished: nothing to do"), ("0" * 64, "finished, by other source code than")):
+        made = changed(result_of(toy_run), "sha256.code", code)
+        storage.write_json(folders.run_folder(toy_run) / "result.json", made)
+        assert jobs.says_finished(toy_run)
+        assert f" is {said}" in capsys.readouterr().out
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
 @pytest.mark.parametrize("bound", [True, False])  # control: a worker that does not ask for it lives on
 def test_a_worker_dies_with_a_parent_that_is_killed(bound):

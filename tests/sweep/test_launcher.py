@@ -2,12 +2,16 @@
 
 import dataclasses
 import itertools
+import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -17,8 +21,7 @@ from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
 from aiayn.cost import device_schedule
 from aiayn.data.parallel_text import DataError
-from aiayn.runs import jobs
-from aiayn.runs.records import read_runs
+from aiayn.runs import jobs, records
 from aiayn.sweep import launcher
 from aiayn.sweep.plugins.hydra_plugins import aiayn as plugin
 from aiayn.tables.table3 import table
@@ -151,7 +154,7 @@ def test_failed_rows_stop_nobody_and_a_rerun_does_only_those(seeds, script, tmp_
     printed = capsys.readouterr().out
     assert "4 of 8 runs failed" in printed
     assert len(re.findall(r"seed [1678]  finished", printed)) == 4
-    (line,) = table(seeds[0], read_runs(folders.sweep_folder(seeds[0]))).lines[:1]
+    (line,) = table(seeds[0], records.read_runs(folders.sweep_folder(seeds[0]))).lines[:1]
     notes = {name: detail for name, status, detail in line.notes if status == "failed"}
     for seed, (_, cause) in BAD.items():
         (row,) = (row for row in printed.splitlines() if f"seed {seed}  failed" in row)
@@ -253,3 +256,106 @@ def test_a_sweep_takes_over_the_rows_of_one_that_is_killed(seeds, script, sweep,
     printed, _ = second.communicate(timeout=60)
     assert second.returncode == exit_codes.DONE, printed
     assert sorted(begun(tmp_path)) == sorted([*range(1, 9), *begun(tmp_path)[:2]])
+
+
+@pytest.fixture
+def four(toy_run) -> list[schema.Config]:
+    """Finished before, in a folder of another run, and two to do, of which the last is there twice."""
+    rows = ("base", "a_h1", "b_dk16", "c_n2", "c_n2")
+    done, other, *_ = runs = [dataclasses.replace(toy_run, experiment=row) for row in rows]
+    storage.write_json(folders.run_folder(done) / "result.json", result_of(done))
+    storage.write_text(folders.run_folder(other) / "config.yaml", compose.to_yaml(done))
+    storage.write_text(folders.run_folder(other) / "data.sha256", "0" * 64 + "\n")
+    return runs
+
+
+def test_a_launcher_gets_what_is_unfinished_and_can_begin(four, capsys):
+    given = []
+
+    def launch(numbers: list[int]) -> list[int]:
+        given.extend(numbers)
+        records.record_failure(folders.run_folder(four[2]), exit_codes.NON_FINITE, "not finite")
+        storage.write_json(folders.run_folder(four[4]) / "result.json", result_of(four[4]))
+        return [exit_codes.NON_FINITE, exit_codes.DONE]
+
+    assert launcher.hand_over(four, launch) == exit_codes.FAILED
+    assert given == [2, 4]
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first == "4 runs, 1 finished before"
+    assert [line.startswith(f"[{n}/4] {four[n - 1].experiment}+") for n, line in enumerate(lines, 2)] == [True] * 3
+    expected = ["failed  experiment", "failed  not finite", "finished  PPL 2.00"]
+    assert [line.partition("seed 1  ")[2][:18] for line in lines] == expected
+    assert last == "2 of 4 runs failed; repeat the command to try them again"
+    assert launcher.hand_over(four[:1], lambda numbers: pytest.fail("asked")) == exit_codes.DONE
+
+
+@pytest.mark.parametrize(("told", "remedy"), [("are you indeed on a slurm cluster?", "start it"), ("lost", "squeue")])
+def test_a_launcher_s_error_says_what_to_do_about_it(monkeypatch, capsys, told, remedy):
+    rows = plugin.Rows(max_batch_size=None)
+    rows.launcher = SimpleNamespace(launch=Mock(side_effect=RuntimeError(told)))
+    with pytest.raises(SystemExit) as exit:
+        rows.codes([["seed=1"]])
+    printed = capsys.readouterr().err
+    assert (exit.value.code, printed.count("\n"), told in printed) == (exit_codes.FAILED, 1, True)
+    assert [remedy in printed, "squeue" in printed] == [True, remedy == "squeue"]
+
+
+def weights(folder: Path) -> dict[str, str]:
+    """The SHA-256 of the last checkpoint of each row."""
+    results = [json.loads(path.read_text()) for path in folder.glob("runs/*/*/*/result.json")]
+    return {found["experiment"]: found["sha256"]["checkpoint"] for found in results}
+
+
+def worker_of(sweep: subprocess.Popen[str], folder: Path, row: str) -> int:
+    """The process that trains a row, once it has recorded an update."""
+    while sweep.poll() is None:
+        for metrics in folder.glob(f"runs/*/{row}/*/metrics.jsonl"):
+            owner = (metrics.parent / ".lock").read_text().split()
+            if owner and metrics.stat().st_size:
+                return int(owner[1])
+        time.sleep(0.005)
+    raise AssertionError(f"{row} was not begun: {sweep.communicate()[0]}")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("submitit"), reason="needs pip install -e '.[launchers]'")
+def test_a_sweep_with_a_killed_row_ends_as_side_by_side(digits, aiayn_in, tmp_path):
+    """The bits of the others are the same; the same command again begins the killed row alone."""
+    rows, killed = ("base", "a_h1", "b_dk16"), "b_dk16"
+    words = (*digits, "scale=smoke", "scale.steps=0.002", "training.checkpoint_every=500", "wandb.mode=disabled")
+    words = ("train", "-m", *words, f"experiment={','.join(rows)}")
+    local, here = tmp_path / "local", tmp_path / "here"
+    local.mkdir()
+    here.mkdir()
+    aiayn_in(local, *words)
+    expected = weights(local)
+    words += ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=20")
+    command = [sys.executable, "-m", "aiayn", *words]
+    with subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as sweep:
+        os.kill(worker_of(sweep, here, killed), signal.SIGKILL)
+        printed, _ = sweep.communicate()
+    assert sweep.returncode == exit_codes.FAILED, printed
+    assert f"{killed:<19} seed 1  failed  killed by SIGKILL" in printed
+    assert "1 of 3 runs failed; repeat the command to try them again" in printed
+    assert weights(here) == {row: sha256 for row, sha256 in expected.items() if row != killed}
+    assert "3 runs, 2 finished before" in aiayn_in(here, *words).stdout
+    assert weights(here) == expected
+    assert len(set(expected.values())) == len(rows)  # control: rows differ
+
+
+def test_a_run_that_left_nothing_is_named_with_its_code(toy_run):
+    storage.write_text(folders.run_folder(toy_run) / "config.yaml", "left by an earlier attempt")
+    assert launcher.line_of(toy_run, exit_codes.STORAGE).endswith(
+        " seed 1  failed  exit code 5; its own output says why"
+    )
+    assert launcher.line_of(toy_run, exit_codes.INTERRUPTED).endswith(" seed 1  missing  after 0 updates")
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "said"),
+    [([], 0, ""), ([0, 5, 3], 1, "2 of 7 runs failed; repeat"), ([1, 75], 75, "stopped; repeat the command")],
+)
+def test_an_interruption_outweighs_a_failure(ended, code, said, capsys):
+    assert launcher.conclude(ended, 7) == code
+    printed = capsys.readouterr().out
+    assert printed.startswith(said) if said else not printed

@@ -1,28 +1,18 @@
-"""SLURM: what is unfinished is submitted, and a job is requeued once when everything is on the disk."""
+"""SLURM: a job is requeued once when everything is on the disk."""
 
-import dataclasses
-import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from run_results import result_of
 
 from aiayn import cli
 from aiayn.config import compose, folders
 from aiayn.config.schema import Config
-from aiayn.core import exit_codes, signals, storage
-from aiayn.runs import jobs, records
+from aiayn.core import exit_codes, signals
+from aiayn.runs import jobs
 from aiayn.sweep import one_run, slurm
 
 
@@ -97,12 +87,7 @@ def test_a_run_that_waits_for_its_gpu_is_requeued_too(toy_run, scontrol, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("mode", "ended", "exits"),
-    [
-        (RunMode.MULTIRUN, exit_codes.BAD_DATA, False),
-        (RunMode.RUN, exit_codes.BAD_DATA, True),
-        (RunMode.MULTIRUN, -1, True),
-    ],
+    ("mode", "ended", "exits"), [(RunMode.MULTIRUN, 4, False), (RunMode.RUN, 4, True), (RunMode.MULTIRUN, -1, True)]
 )
 def test_a_task_of_a_sweep_gives_its_code_and_goes_on(mode, ended, exits, monkeypatch):
     monkeypatch.setattr(cli.HydraConfig, "get", lambda: OmegaConf.create({"mode": mode}))
@@ -114,89 +99,3 @@ def test_a_task_of_a_sweep_gives_its_code_and_goes_on(mode, ended, exits, monkey
         assert left.value.code == ended
     else:
         assert cli.task("train")(DictConfig({})) == ended
-
-
-@pytest.fixture
-def four(toy_run) -> list[Config]:
-    """Finished before, in a folder of another run, and two to do, of which the last is there twice."""
-    rows = ("base", "a_h1", "b_dk16", "c_n2", "c_n2")
-    done, other, *_ = runs = [dataclasses.replace(toy_run, experiment=row) for row in rows]
-    storage.write_json(folders.run_folder(done) / "result.json", result_of(done))
-    storage.write_text(folders.run_folder(other) / "config.yaml", compose.to_yaml(done))
-    storage.write_text(folders.run_folder(other) / "data.sha256", "0" * 64 + "\n")
-    return runs
-
-
-def test_a_launcher_gets_what_is_unfinished_and_can_begin(four, capsys):
-    given = []
-
-    def launch(numbers: list[int]) -> list[int]:
-        given.extend(numbers)
-        records.record_failure(folders.run_folder(four[2]), exit_codes.NON_FINITE, "not finite")
-        storage.write_json(folders.run_folder(four[4]) / "result.json", result_of(four[4]))
-        return [exit_codes.NON_FINITE, exit_codes.DONE]
-
-    assert slurm.hand_over(four, launch) == exit_codes.FAILED
-    assert given == [2, 4]
-    first, *lines, last = capsys.readouterr().out.splitlines()
-    assert first == "4 runs, 1 finished before"
-    assert [line.startswith(f"[{n}/4] {four[n - 1].experiment}+") for n, line in enumerate(lines, 2)] == [True] * 3
-    expected = ["failed  experiment", "failed  not finite", "finished  PPL 2.00"]
-    assert [line.partition("seed 1  ")[2][:18] for line in lines] == expected
-    assert last == "2 of 4 runs failed; repeat the command to try them again"
-    assert slurm.hand_over(four[:1], lambda numbers: pytest.fail("asked")) == exit_codes.DONE
-
-
-@pytest.mark.parametrize(("told", "remedy"), [("are you indeed on a slurm cluster?", "start it"), ("lost", "squeue")])
-def test_a_launcher_s_error_says_what_to_do_about_it(monkeypatch, capsys, told, remedy):
-    monkeypatch.syspath_prepend(str(Path(slurm.__file__).parent / "plugins"))
-    rows = import_module("hydra_plugins.aiayn").Rows(max_batch_size=None)
-    rows.launcher = SimpleNamespace(launch=Mock(side_effect=RuntimeError(told)))
-    with pytest.raises(SystemExit) as exit:
-        rows.codes([["seed=1"]])
-    printed = capsys.readouterr().err
-    assert (exit.value.code, printed.count("\n"), told in printed) == (exit_codes.FAILED, 1, True)
-    assert [remedy in printed, "squeue" in printed] == [True, remedy == "squeue"]
-
-
-def weights(folder: Path) -> dict[str, str]:
-    """The SHA-256 of the last checkpoint of each row."""
-    results = [json.loads(path.read_text()) for path in folder.glob("runs/*/*/*/result.json")]
-    return {found["experiment"]: found["sha256"]["checkpoint"] for found in results}
-
-
-def worker_of(sweep: subprocess.Popen[str], folder: Path, row: str) -> int:
-    """The process that trains a row, once it has recorded an update."""
-    while sweep.poll() is None:
-        for metrics in folder.glob(f"runs/*/{row}/*/metrics.jsonl"):
-            owner = (metrics.parent / ".lock").read_text().split()
-            if owner and metrics.stat().st_size:
-                return int(owner[1])
-        time.sleep(0.005)
-    raise AssertionError(f"{row} was not begun: {sweep.communicate()[0]}")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not find_spec("submitit"), reason="needs pip install -e '.[launchers]'")
-def test_a_sweep_with_a_killed_row_ends_as_side_by_side(digits, aiayn_in, tmp_path):
-    """The bits of the others are the same; the same command again begins the killed row alone."""
-    rows, killed = ("base", "a_h1", "b_dk16"), "b_dk16"
-    words = (*digits, "scale=smoke", "scale.steps=0.002", "training.checkpoint_every=500", "wandb.mode=disabled")
-    words = ("train", "-m", *words, f"experiment={','.join(rows)}")
-    local, here = tmp_path / "local", tmp_path / "here"
-    local.mkdir()
-    here.mkdir()
-    aiayn_in(local, *words)
-    expected = weights(local)
-    words += ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=20")
-    command = [sys.executable, "-m", "aiayn", *words]
-    with subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as sweep:
-        os.kill(worker_of(sweep, here, killed), signal.SIGKILL)
-        printed, _ = sweep.communicate()
-    assert sweep.returncode == exit_codes.FAILED, printed
-    assert f"{killed:<19} seed 1  failed  killed by SIGKILL" in printed
-    assert "1 of 3 runs failed; repeat the command to try them again" in printed
-    assert weights(here) == {row: sha256 for row, sha256 in expected.items() if row != killed}
-    assert "3 runs, 2 finished before" in aiayn_in(here, *words).stdout
-    assert weights(here) == expected
-    assert len(set(expected.values())) == len(rows)  # control: rows differ

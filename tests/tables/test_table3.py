@@ -11,7 +11,7 @@ from aiayn.config import compose, schema
 from aiayn.core import storage
 from aiayn.runs import records
 from aiayn.runs.records import read_runs
-from aiayn.tables import table3
+from aiayn.tables import formats, table3
 from aiayn.tables.table3 import table
 
 
@@ -126,6 +126,19 @@ def test_most_runs_decide_what_a_table_is_of_then_base(sweep: Path) -> None:
     # One that no row counts has no say
     put(sweep, "a_h4", 1, alike("a_h4", 1, "model.d_k", 63) | {"sha256": {"data": "e" * 64, "tokenizer": "7" * 64}})
     assert [line.status for line in table(RUN, read_runs(sweep)).lines[:3]] == ["finished", "stale", "stale"]
+
+
+def test_rows_of_other_code_or_another_processor_are_named(sweep: Path) -> None:
+    made = (("base", 1, "x", "EPYC"), ("base", 2, "x", "Xeon"), ("a_h1", 1, "y", "EPYC"), ("a_h4", 1, "x", ["Xeon"]))
+    for row, seed, code, processor in made:
+        value = changed(result(row, seed), "sha256.code", code)
+        put(sweep, row, seed, changed(value, "hardware.accelerator", processor))
+    compared = table(RUN, read_runs(sweep))
+    assert compared.finished == 3  # nothing is left out for it
+    assert compared.origins == {"source code": ["a_h1"], "processor": ["base", "a_h4"]}
+    said = " Other source code than the first run's: a_h1. Other processor than the first run's: base, a_h4."
+    assert formats.conditions(compared).endswith(said)
+    assert table(RUN, read_runs(sweep)[-1:]).origins == {}  # control: one run alone
 
 
 def test_every_result_affecting_key_is_compared() -> None:

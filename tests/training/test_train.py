@@ -21,7 +21,7 @@ from aiayn.core import exit_codes, storage
 from aiayn.paper.dropout import Dropout
 from aiayn.paper.layers import Linear
 from aiayn.paper.transformer import Transformer
-from aiayn.runs import checkpoint, jobs, records
+from aiayn.runs import checkpoint, jobs, models, records
 from aiayn.sweep import one_run
 from aiayn.training import train
 from aiayn.training.lightning_model import LightningTransformer, NonFinite
@@ -73,6 +73,11 @@ def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path, monkeypatch)
     weights = final_state(folder)["state_dict"]
     assert result["params"] == sum(weight.numel() for weight in weights.values())
     assert result["params_at_40960_rows"] - result["params"] == (40_960 - 25) * 16  # d_model is 16
+    assert result["hardware"]["accelerator"] == models.processor()
+    source = Path(train.__file__).parents[1]
+    files = "find . -name '*.py' | LC_ALL=C sort | xargs cat"
+    code = subprocess.run(files, shell=True, cwd=source, capture_output=True, check=True).stdout
+    assert result["sha256"]["code"] == hashlib.sha256(code).hexdigest()
     files = {"checkpoint": folder / "checkpoints" / "step-000000006.ckpt"}
     files["tokenizer"] = folders.prepared_folder(toy_run) / "tokenizer.model"
     for name, path in files.items():

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import platform
-import re
 import shlex
 import sys
 import time
@@ -18,7 +17,7 @@ from tabulate import tabulate
 from aiayn.bench.cases import OURS, decoding, training
 from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
-from aiayn.runs.models import compute_with, take_gpu, within_memory
+from aiayn.runs.models import compute_with, processor, take_gpu, within_memory
 from aiayn.training import train
 
 PACKAGES = ("aiayn", "torch", "transformers", "ctranslate2", "numpy")
@@ -46,10 +45,7 @@ def main(run: Config) -> None:
         parts = {f"decoding, beam {n}": decoding(run, precisions, n) for n in (run.decoding.beam_size, 1)}
     rows = by_case(parts)
     device = torch.cuda.get_device_name() if gpu else "no GPU used"
-    cpuinfo = Path("/proc/cpuinfo")
-    cpus = re.findall(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else []
-    cpu = cpus[0] if cpus else platform.machine()
-    hardware = {"cpu": cpu, "cores": os.cpu_count(), "threads": run.hardware.threads, "device": device}
+    hardware = {"cpu": processor(), "cores": os.cpu_count(), "threads": run.hardware.threads, "device": device}
     versions = train.versions(PACKAGES) | {"python": platform.python_version()}
     about = {"command": sys.argv, "hardware": hardware, "versions": versions, "config": dataclasses.asdict(run)}
     made_at, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(time.perf_counter() - began, 1)

@@ -5,6 +5,8 @@ import ctypes
 import dataclasses
 import gc
 import os
+import platform
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +39,13 @@ def compute_with(threads: int) -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_MMAP_THRESHOLD, 2**25)  # no more is taken
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return named[1] if named else platform.machine()
 
 
 def take_gpu(hardware: Hardware) -> None:

@@ -1,6 +1,7 @@
 """The outcome of every run, and its metrics: read from the run's folder so that damage never becomes a traceback."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -122,6 +123,12 @@ def read_result(path: Path) -> dict[str, Any]:
             if not isinstance(value, kind) or isinstance(value, bool) or out_of_range:
                 raise ValueError(f"{path.name}: {key} is missing or has no sensible value")
     return result
+
+
+def code() -> str:
+    """SHA-256 of this program's source, as it lies on the disk."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def record_failure(folder: Path, code: int, cause: str) -> int:

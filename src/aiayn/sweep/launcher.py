@@ -1,10 +1,11 @@
-"""A sweep on this machine: one worker per run, as many side by side as there is room for, longest first.
+"""A sweep: one worker per run here, as many side by side as there is room for, longest first; or another launcher's.
 
 What is done stands in the run folders alone: `result.json`, `failure.json`, and `.claim`, whose lock the owner holds.
 """
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from aiayn.data import prepare
 from aiayn.data.parallel_text import DataError
 from aiayn.runs import devices, jobs, records
 from aiayn.sweep import slurm
-from aiayn.sweep.outcome import conclude, line_of
 
 POLL_SECONDS = 0.2
 LOG_SECONDS = 60.0  # between two lines on the runs at work, where there is no terminal
@@ -195,3 +195,41 @@ def written(run: Config) -> int | None:
     with suppress(OSError):
         return (folders.run_folder(run) / records.FAILURE).stat().st_mtime_ns
     return None
+
+
+def hand_over(runs: list[Config], launch: Callable[[list[int]], list[int]]) -> int:
+    """Has a launcher begin the unfinished runs, by number, and says what became of them; the exit code of the whole."""
+    numbers = {folders.run_folder(run): number for number, run in enumerate(runs)}.values()  # one of each folder
+    waiting, total = [number for number in numbers if not jobs.is_finished(runs[number])], len(numbers)
+    print(f"{total} runs, {total - len(waiting)} finished before", flush=True)
+    begun, lines, ended = [], [], []
+    for number in waiting:
+        try:
+            jobs.check_folder(runs[number])
+            begun.append(number)
+        except (ConfigError, StorageError, OSError) as error:
+            ended.append(FAILED)
+            lines.append(f"{folders.name(runs[number])}  failed  {error}")
+    codes = launch(begun) if begun else []
+    lines += [line_of(runs[number], code) for number, code in zip(begun, codes, strict=True)]
+    for number, line in enumerate(lines, total - len(waiting) + 1):
+        print(f"[{number}/{total}] {line}")
+    return conclude([*ended, *codes], total)
+
+
+def line_of(run: Config, code: int) -> str:
+    """What became of a run that has ended with this code, in one line."""
+    record = records.read_run(folders.run_folder(run))
+    if record is None or (code not in (DONE, INTERRUPTED) and record.status != "failed"):
+        return f"{folders.name(run)}  failed  exit code {code}; its own output says why"
+    return f"{records.row_line(run, record)}{f'  (log: {record.log})' if record.log else ''}"
+
+
+def conclude(ended: list[int], total: int) -> int:
+    """The exit code of a sweep whose runs have ended with these; says how to go on."""
+    failed = sum(code != DONE for code in ended)
+    if INTERRUPTED in ended:
+        print("stopped; repeat the command to go on from here")
+    elif failed:
+        print(f"{failed} of {total} runs failed; repeat the command to try them again")
+    return INTERRUPTED if INTERRUPTED in ended else FAILED if failed else DONE

@@ -168,6 +168,7 @@ def conditions(table: Table) -> str:
         f" Data: {table.data}, dev set{''.join(f', {other}' for other in others)}."
         f" Seeds: {', '.join(map(str, table.seeds)) or 'none finished'}{deviation}."
         + (f" Runs left out, since their settings are not a row's: {table.others}." if table.others else "")
+        + "".join(f" Other {origin} than the first run's: {', '.join(rows)}." for origin, rows in table.origins.items())
     )
 
 
@@ -245,11 +246,8 @@ def _grid(layout: Layout) -> Grid:
     grid = Grid(box=HORIZONTALS, padding=0, show_edge=False, border_style="dim")
     for column in layout.columns:
         group = column.group if column.title != column.name else ""
-        width = (
-            20
-            if column.group in ("settings", "source")
-            else max(map(len, (column.name, *(cell.text for cell in column.cells))))
-        )
+        longest = max(map(len, (column.name, *(cell.text for cell in column.cells))))
+        width = 20 if column.group in ("settings", "source") else longest
         grid.add_column(f"{group}\n{column.name}", justify="left" if column.align == "l" else "right", min_width=width)
     for (_, cells), closes in zip(layout.rows, [*layout.table.opens[1:], True], strict=True):
         grid.add_row(*(Text(cell.text, _COLOURS.get(cell.style, "")) for cell in cells), end_section=closes)

@@ -151,6 +151,15 @@ class Table:
         return comparable(self.scale, look_up(self.reference, "config.data"))
 
     @property
+    def origins(self) -> dict[str, list[str]]:
+        """Rows with runs of other source code than the first run, or of another processor, which rounds differently."""
+        rows = {}
+        for origin, key in (("source code", "sha256.code"), ("processor", "hardware.accelerator")):
+            made = {line.name: {str(look_up(result, key)) for result in line.finished} for line in self.lines}
+            rows[origin] = [name for name, found in made.items() if found - {str(look_up(self.reference, key))}]
+        return {origin: names for origin, names in rows.items() if names}
+
+    @property
     def notes(self) -> list[tuple[str, str, str]]:
         """(run, status, detail) of everything that is not among the figures; rows never begun come last, together."""
         notes = [note for line in self.lines for note in line.notes]

@@ -33,7 +33,7 @@ from aiayn.data.update_plan import rows_of_part
 from aiayn.evaluation.evaluate import evaluate, teacher_forced_nats
 from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint, jobs, records
-from aiayn.runs.models import build, compute_with, parameters, within_memory
+from aiayn.runs.models import build, compute_with, parameters, processor, within_memory
 from aiayn.training.callbacks import Bar, Dev, Record, Save
 from aiayn.training.lightning_data import interruptible, updates
 from aiayn.training.lightning_model import LightningTransformer, NonFinite
@@ -164,9 +164,10 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
     sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
     record.view({"step": run.training.max_steps, **dev_row(figures), TRANSLATIONS: samples(*sides)})
     (last,) = checkpoint.newest(folder / "checkpoints")
-    device = torch.cuda.get_device_name() if run.hardware.accelerator == "gpu" else "cpu"
+    device = torch.cuda.get_device_name() if run.hardware.accelerator == "gpu" else processor()
     at_work = {"threads": run.hardware.threads, "devices": run.hardware.devices, "accelerator": device}
     tokenizer, weights = (storage.sha256(path) for path in (dataset.folder / "tokenizer.model", last))
+    hashes = {"data": dataset.sha256, "tokenizer": tokenizer, "checkpoint": weights, "code": records.code()}
     result = {
         "schema": 1,
         "experiment": run.experiment + folders.variation(run),
@@ -184,9 +185,9 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
         "train_seconds": round(record.seconds, 3),
         "target_tokens_per_second": round(record.target_tokens / record.seconds, 1),
         "dev": figures,
-        "sha256": {"data": dataset.sha256, "tokenizer": tokenizer, "checkpoint": weights},
+        "sha256": hashes,
         "versions": {"python": platform.python_version(), **versions()},
-        "hardware": {"machine": platform.machine(), "cores": os.cpu_count(), **at_work},
+        "hardware": {"cores": os.cpu_count(), **at_work},
         "finished_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     storage.write_json(folder / records.RESULT, result)

@@ -35,7 +35,7 @@ class Rows(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Hands every point of the grid to the launcher at once. Exits with 75 or 1 unless all are done."""
         from aiayn import cli
-        from aiayn.sweep import slurm
+        from aiayn.sweep import launcher
 
         if self.command != "train":
             cli.fail(f"{self.command} takes one run: only train sweeps, with -m or a sweep file")
@@ -51,7 +51,7 @@ class Rows(BasicSweeper):
             return self.launcher.launch(points, initial_job_idx=0)
         with cli.one_line_errors():
             runs = checked_runs(self.hydra_context, self.config, points)
-        code = slurm.hand_over(runs, lambda numbers: self.codes([points[number] for number in numbers]))
+        code = launcher.hand_over(runs, lambda numbers: self.codes([points[number] for number in numbers]))
         if code:
             sys.exit(code)
         return []
