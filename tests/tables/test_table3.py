@@ -129,7 +129,7 @@ def test_most_runs_decide_what_a_table_is_of_then_base(sweep: Path) -> None:
 
 
 def test_rows_of_other_code_or_another_processor_are_named(sweep: Path) -> None:
-    made = (("base", 1, "x", "EPYC"), ("base", 2, "x", "Xeon"), ("a_h1", 1, "y", "EPYC"), ("a_h4", 1, "x", ["Xeon"]))
+    made = (("base", 1, "x", "EPYC"), ("base", 2, None, "Xeon"), ("a_h1", 1, "y", "EPYC"), ("a_h4", 1, "x", ["Xeon"]))
     for row, seed, code, processor in made:
         value = changed(result(row, seed), "sha256.code", code)
         put(sweep, row, seed, changed(value, "hardware.accelerator", processor))

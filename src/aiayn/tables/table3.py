@@ -155,8 +155,9 @@ class Table:
         """Rows with runs of other source code than the first run, or of another processor, which rounds differently."""
         rows = {}
         for origin, key in (("source code", "sha256.code"), ("processor", "hardware.accelerator")):
-            made = {line.name: {str(look_up(result, key)) for result in line.finished} for line in self.lines}
-            rows[origin] = [name for name, found in made.items() if found - {str(look_up(self.reference, key))}]
+            made = [(line.name, look_up(result, key)) for line in self.lines for result in line.finished]
+            known = [(name, value) for name, value in made if value]  # older runs do not say it
+            rows[origin] = list(dict.fromkeys(name for name, value in known if value != known[0][1]))
         return {origin: names for origin, names in rows.items() if names}
 
     @property
