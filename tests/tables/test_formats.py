@@ -167,6 +167,7 @@ def check_latex(text: str) -> None:
 def test_latex_is_one_plain_table(made: Table) -> None:
     text = render(made, "latex")
     check_latex(text)
+    assert re.search(r"\\label\{tab:table-3\}\n.* \$d_\{\\mathrm\{ff\}\}\$ ", text, re.DOTALL)
     with pytest.raises(AssertionError):
         check_latex(text.replace("of 20 rows", "% of 20 rows"))
 

@@ -44,12 +44,7 @@ class DecoderLayer(nn.Module):
         self.after_feed_forward = AddAndNorm(d_model, dropout)
 
     def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        packing: Packing,
-        memory_packing: Packing,
-        randomness: Randomness | None = None,
+        self, x: Tensor, memory: Tensor, packing: Packing, memory_packing: Packing, randomness: Randomness | None = None
     ) -> Tensor:
         """x (T, D) and the encoder's output (S, D) to (T, D)."""
         x = self.after_self_attention(x, self.self_attention(x, packing, causal=True), randomness)

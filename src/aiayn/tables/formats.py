@@ -291,11 +291,13 @@ def _csv(layouts: Sequence[Layout]) -> str:
 
 
 def _latex(layout: Layout) -> str:
-    text = _tabulated(layout, "latex_raw", _latex_text)
+    head, rows = _tabulated(layout, "latex_raw", _latex_text).split(r"\\", 1)
+    symbols = re.sub(r"\$?(\\?\w+)\$?\\_(\w+)", r"$\1_{\\mathrm{\2}}$", head)
     notes = [f"{status}: {run}: {detail}." for run, status, detail in layout.table.notes]
     caption = _latex_text(" ".join([f"{layout.title}.", layout.caption, *notes, *layout.claims]))
-    size = r"\centering\footnotesize\setlength{\tabcolsep}{3pt}"
-    return "\n".join([r"\begin{table}", size, rf"\caption{{{caption}}}", text, r"\end{table}", ""])
+    text = rf"\resizebox{{\textwidth}}{{!}}{{{symbols}\\{rows}}}"  # 21 columns are wider than any page
+    name = re.sub(r"\W+", "-", layout.title.partition(" at ")[0].lower())
+    return "\n".join([r"\begin{table*}", rf"\caption{{{caption}}}\label{{tab:{name}}}", text, r"\end{table*}", ""])
 
 
 # What plain LaTeX needs of text; any other character beyond ASCII would need a font that it does not load
