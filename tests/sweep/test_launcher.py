@@ -348,7 +348,7 @@ def test_a_run_that_left_nothing_is_named_with_its_code(toy_run):
     assert launcher.line_of(toy_run, exit_codes.STORAGE).endswith(
         " seed 1  failed  exit code 5; its own output says why"
     )
-    assert launcher.line_of(toy_run, exit_codes.INTERRUPTED).endswith(" seed 1  missing  after 0 updates")
+    assert launcher.line_of(toy_run, exit_codes.INTERRUPTED).endswith(" seed 1  missing  no update is recorded yet")
 
 
 @pytest.mark.parametrize(

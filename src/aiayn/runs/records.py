@@ -180,7 +180,8 @@ def row_line(config: Config, run: Run) -> str:
     """One line on one run of `config`, to be printed as soon as it ends; beside the paper's figures if comparable."""
     start = f"{folders.label(config):<19} seed {run.seed}  {run.status}"
     if run.result is None:
-        return f"{start}  {run.cause or f'after {run.steps_done:,} updates'}"
+        done = f"after {run.steps_done:,} updates" if run.steps_done else "no update is recorded yet"
+        return f"{start}  {run.cause or done}"
     bleus = run.result["dev"]["bleu"]  # the paper's has no meaning for some languages
     ppl, bleu = number_text(run.result["dev"]["ppl"], 2), number_text(bleus.get("paper", bleus["sacrebleu"]), 1)
     is_row = "+" not in run.experiment and comparable(config.scale, dataclasses.asdict(config.data))
