@@ -164,6 +164,8 @@ def test_more_threads_than_cores_are_one_line_of_warning(tmp_path, monkeypatch, 
         said = f"aiayn: hardware.threads={threads} more threads than the 3 cores here, which takes longer\n"
         assert run_main("train", f"hardware.{words}") == (0, "")
         assert capsys.readouterr().err == (said if threads else "")
+    run_main("evaluate", "hardware.devices=4")  # one process, whatever trained
+    assert capsys.readouterr().err == ""
 
 
 def test_hydras_own_configuration_is_shown_as_hydra_does(aiayn):

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from aiayn.cli import one_line_errors
 from aiayn.config.schema import BEYOND, ROWS
 from aiayn.core import storage
 from aiayn.runs import records
@@ -137,4 +138,7 @@ def _kept_text(run: Path, name: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    with one_line_errors():
+        main(Path(sys.argv[1]), Path(sys.argv[2]))

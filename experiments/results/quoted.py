@@ -100,6 +100,8 @@ def cell(value: float, base: float, metric: Metric, *, is_base: bool) -> str:
 def table(folder: Path) -> str:
     """The README's table: the paper's effect and ours on PPL and on BLEU, one line for each row that is there."""
     rows = {name: row for name, row in compose.rows().items() if name in measured(folder, "PPL")}
+    if "base" not in rows:
+        raise ConfigError(f"{folder}: results.csv has no run of base, from which the others differ")
     lines = [[name, definition(row, rows["base"])] for name, row in rows.items()]
     for metric in METRICS:
         samples = measured(folder, metric)

@@ -64,7 +64,7 @@ def task(command: str) -> Callable[[DictConfig], int]:
             with one_line_errors():  # Hydra prints the overrides above an error that comes through it
                 converted = compose.convert(composed)
                 if "hardware" in manual.COMMANDS[command].keys and "RANK" not in os.environ:
-                    devices.warn_of_threads(converted.hardware, converted.hardware.devices)
+                    devices.warn_of_threads(converted.hardware, converted.hardware.devices if command == "train" else 1)
                 if command != "train":
                     import_module(f"aiayn.{manual.COMMANDS[command].module}").main(converted)
                 elif "RANK" in os.environ:

@@ -9,17 +9,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO
 
+from rich import progress as ui
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 LOG_SECONDS = 15.0
 
@@ -29,19 +20,19 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
 
 
-def bars(*columns: ProgressColumn) -> Progress:
+def bars(*columns: ui.ProgressColumn) -> ui.Progress:
     """Bars on standard error, gone when done; silent where that is no terminal."""
     shown = is_terminal(sys.stderr)
     # What is printed meanwhile must appear above the bars, but what goes into a file or a pipe must go there
     above = shown and sys.stdout.isatty()
-    return Progress(*columns, console=_console(), disable=not shown, transient=True, redirect_stdout=above)
+    return ui.Progress(*columns, console=_console(), disable=not shown, transient=True, redirect_stdout=above)
 
 
 @contextmanager
 def counted(what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
     """A function to call with how many more are done; `total` is None where it is unknown."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit)
-    with bars(*columns, TimeRemainingColumn()) as progress:
+    columns = ui.TextColumn("{task.description}"), ui.BarColumn(), ui.MofNCompleteColumn(), ui.TextColumn(unit)
+    with bars(*columns, ui.TimeRemainingColumn()) as progress:
         bar = progress.add_task(what, total=total)
         done, began = 0, time.perf_counter()
         logged = began
@@ -69,7 +60,7 @@ def each(items: Iterable[Any], what: str) -> Iterator[Any]:
 @contextmanager
 def stages(name: str) -> Iterator[Callable[[str], None]]:
     """A function that prints what a long work is at: of messages that differ only in numbers the first and the last."""
-    with bars(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
+    with bars(ui.SpinnerColumn(), ui.TextColumn("{task.description}"), ui.TimeElapsedColumn()) as progress:
         clock = progress.add_task(name, total=None)
         stage, waiting, printed = "", "", 0.0
 

@@ -51,8 +51,7 @@ def translate_ids(
     """The best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
 
     Sentences of similar length are searched together, longest first, as many as `tokens_per_batch` source tokens hold,
-    EOS, padding and `output_tokens` of each counted, at least one. `done` gets how many more are done; `options` are
-    for `beam_search`.
+    EOS, padding, `output_tokens` of each counted, at least one. `done` gets how many; `options` are of beam_search.
     """
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
     rest, batches = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)], list[np.ndarray]()

@@ -23,8 +23,7 @@ def label_smoothed_cross_entropy(
     """Two sums over target (T,): the smoothed loss, and the nats -ln p(target) in float64, without gradient.
 
     The logits are hidden (T, D) times embedding (V, D) transposed (3.4). The smoothed loss expects 1 - label_smoothing
-    of the probability on the target and the rest spread evenly over the V - 1 other tokens. `compiled` compiles what
-    lies between the products.
+    of the probability on the target, the rest evenly on the V - 1 others. `compiled` compiles between the products.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -40,8 +39,7 @@ def nats_and_gradient(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """-ln p of the targets (R, 1), and of all tokens summed (R,), from logits (R, V); and p - expected (R, V).
 
-    The last is the loss's gradient, in the logits' type, or None. Expected is `share` of each token and `extra` more of
-    the target.
+    The last is the gradient, in the logits' type, or None. Expected: `share` of each token, `extra` more of the target.
     """
     # In bf16 a sum over the vocabulary would lose nearly all digits
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -11,8 +11,7 @@ from aiayn.paper.batch import Batch, Packing, static_rows, to_device
 from aiayn.paper.dropout import Dropout, Randomness, draw, layer_keys
 from aiayn.paper.layers import AddAndNorm, FeedForward, positional_encoding, product
 
-# S source tokens, T target tokens of all sentences, packed; B sentences
-# D d_model
+# S source tokens, T target tokens of all sentences, packed; B sentences; D d_model
 
 
 class EncoderLayer(nn.Module):

@@ -127,7 +127,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def code() -> str:
     """SHA-256 of this program's source, as it lies on the disk."""
-    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    files = sorted(Path(__file__).parents[1].rglob("[!.]*.py"))  # an editor's own files begin with a dot
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
@@ -182,8 +182,9 @@ def row_line(config: Config, run: Run) -> str:
     if run.result is None:
         done = f"after {run.steps_done:,} updates" if run.steps_done else "no update is recorded yet"
         return f"{start}  {run.cause or done}"
-    bleus = run.result["dev"]["bleu"]  # the paper's has no meaning for some languages
-    ppl, bleu = number_text(run.result["dev"]["ppl"], 2), number_text(bleus.get("paper", bleus["sacrebleu"]), 1)
+    bleu = look_up(run.result, "dev.bleu.paper")  # it has no meaning for some languages
+    bleu = number_text(run.result["dev"]["bleu"]["sacrebleu"] if bleu is None else bleu, 1)
+    ppl = number_text(run.result["dev"]["ppl"], 2)
     is_row = "+" not in run.experiment and comparable(config.scale, dataclasses.asdict(config.data))
     paper = config.paper if is_row else Paper()
     their_ppl = f" (paper {paper.ppl:.2f})" if paper.ppl is not None else ""
@@ -198,7 +199,8 @@ def number_text(value: float, digits: int) -> str:
 
 def row_group(row: str) -> str:
     """The paper's letter for a row's group, `(A)`; base and big stand alone."""
-    return row if row in ("base", "big") else f"({row[0].upper()})"
+    own = row.partition("+")[0]
+    return own if own in ("base", "big") else f"({own[0].upper()})"
 
 
 def comparable(scale: Scale, data: Mapping[str, Any]) -> bool:

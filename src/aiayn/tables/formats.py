@@ -18,7 +18,7 @@ from tabulate import SEPARATING_LINE, tabulate
 from aiayn.config.schema import ConfigError
 from aiayn.runs.records import PAPER_DATA, changes, look_up, number_text, unlike
 from aiayn.tables.paper_claims import MIN_ROWS, rank_correlation, signed
-from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, TOLERANCES, Line, Metric, Table
+from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, ORIGINS, TOLERANCES, Line, Metric, Table
 
 DIGITS: dict[Metric, int] = {"PPL": 2, "BLEU": 1}
 _STATUS = {"failed": "far", "unreadable": "far", "stale": "near", "half-done": "near", "missing": "weak"}
@@ -205,6 +205,7 @@ def record(table: Table, line: Line, definition: dict[str, Any], others: dict[st
         value = line.measured(f"dev.{name.replace('bleu_', 'bleu.')}")
         found |= {name: value and value.mean, f"{name}_deviation": value and value.deviation}
     found |= {key: line.finished[0][key] if line.finished else None for key in ("params", "params_at_40960_rows")}
+    found |= {origin.replace(" ", "_"): "; ".join(line.origins(origin)) for origin in ORIGINS}
     found |= {"data": table.data, "precision": look_up(table.reference, "config.hardware.precision")}
     found |= {"comparable": table.comparable, "scale": table.scale.name}
     found |= {f"scale_{name}": value for name, value in dataclasses.asdict(table.scale).items() if name != "name"}

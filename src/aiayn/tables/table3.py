@@ -23,6 +23,8 @@ DEFINITION = (
     *(("h", "model", "num_heads"), ("d_k", "model", "d_k"), ("d_v", "model", "d_v")),
     *(("P_drop", "model", "dropout"), ("ε_ls", "training", "label_smoothing"), ("steps", "training", "max_steps")),
 )
+# What made a run, and where a result has it.
+ORIGINS = {"source code": "sha256.code", "processor": "hardware.accelerator"}
 
 
 class Measured(NamedTuple):
@@ -107,6 +109,11 @@ class Line:
         found = (look_up(result, key) for result in self.finished)
         return [float(value) for value in found if value is not None]
 
+    def origins(self, origin: str) -> list[str]:
+        """What made the row's runs, each once; older ones do not say it, or say `cpu`."""
+        found = (look_up(result, ORIGINS[origin]) for result in self.finished)
+        return list(dict.fromkeys(printable(str(value)) for value in found if value not in (None, "cpu")))
+
     def measured(self, key: str) -> Measured | None:
         """The same over the seeds; None when none is finished."""
         values = self.values(key)
@@ -153,12 +160,9 @@ class Table:
     @property
     def origins(self) -> dict[str, list[str]]:
         """Rows with runs of other source code than the first run, or of another processor, which rounds differently."""
-        rows = {}
-        for origin, key in (("source code", "sha256.code"), ("processor", "hardware.accelerator")):
-            made = [(line.name, look_up(result, key)) for line in self.lines for result in line.finished]
-            known = [(name, value) for name, value in made if value]  # older runs do not say it
-            rows[origin] = list(dict.fromkeys(name for name, value in known if value != known[0][1]))
-        return {origin: names for origin, names in rows.items() if names}
+        made = {key: [(line.name, value) for line in self.lines for value in line.origins(key)] for key in ORIGINS}
+        others = {key: [name for name, value in known if value != known[0][1]] for key, known in made.items()}
+        return {key: list(dict.fromkeys(names)) for key, names in others.items() if names}
 
     @property
     def notes(self) -> list[tuple[str, str, str]]:
@@ -184,15 +188,15 @@ def table(run: Config, runs: Sequence[Run], rows: Mapping[str, Config] | None = 
     trained = {name: compose.scaled(dataclasses.replace(rows[name], scale=run.scale)) for name in rows}
     own = {name: [found for found in runs if found.experiment == name] for name in rows}
     finished = [(name, found.result) for name in rows for found in own[name] if found.result]
-    as_row = [result for name, result in finished if not changed(_claims(trained[name]), result)]
-    kinds = Counter(map(_conditions, as_row))
+    as_row = [result for name, result in finished if not changed(claims_of(trained[name]), result)]
+    kinds = Counter(tuple(conditions(result).values()) for result in as_row)
     # What no row says has to be as in most runs; of several kinds the first, and base is the first row
     most = max(kinds, key=kinds.__getitem__, default=())
-    reference = next((result for result in as_row if _conditions(result) == most), {"config": dataclasses.asdict(run)})
     shared = dict(zip(SHARED, most, strict=False))
+    reference = next((result for result in as_row if conditions(result) == shared), {"config": dataclasses.asdict(run)})
     lines = []
     for name in rows:
-        claims = {**_claims(trained[name]), **shared}
+        claims = {**claims_of(trained[name]), **shared}
         stale = [found for found in own[name] if found.result and changed(claims, found.result)]
         counted = tuple(found for found in own[name] if found not in stale)
         lines.append(Line(rows[name], trained[name], counted, tuple(stale), claims))
@@ -200,10 +204,11 @@ def table(run: Config, runs: Sequence[Run], rows: Mapping[str, Config] | None = 
     return Table(tuple(lines), run.scale, folders.setting(run), others, reference)
 
 
-def _claims(line: Config) -> dict[str, Any]:
+def claims_of(line: Config) -> dict[str, Any]:
     """What a row says of every run of its line."""
     return {key: value for key, value in result_affecting(line).items() if key.startswith(OF_ROW)}
 
 
-def _conditions(result: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(look_up(result, place_in_result(key)) for key in SHARED)
+def conditions(result: dict[str, Any]) -> dict[str, Any]:
+    """What a result has of what all runs of a table share."""
+    return {key: look_up(result, place_in_result(key)) for key in SHARED}

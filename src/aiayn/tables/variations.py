@@ -1,33 +1,38 @@
 """The table of runs with other settings than a row's, such as `model.dropout=0.3`: each beside the row it varies."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from aiayn.config import compose, folders
-from aiayn.config.schema import Config, ConfigError
-from aiayn.runs.records import SHARED, Run, changed, printable
-from aiayn.tables import formats
+from aiayn.config.schema import Config, ConfigError, result_affecting
+from aiayn.runs.records import SHARED, Run, changed
+from aiayn.tables import formats, table3
 from aiayn.tables.formats import Cell, Column, differences, measured, params, seeds
-from aiayn.tables.table3 import METRICS, Line, Metric, Table
+from aiayn.tables.table3 import DEFINITION, METRICS, Line, Metric, Table
 
 
 def layout(run: Config, runs: Sequence[Run], tables: Sequence[Table]) -> formats.Layout | None:
     """The variations as they are printed, below `tables`, which have their rows; None where nobody has made one."""
-    if not any("+" in found.experiment for found in runs):
+    if not (varied := [found for found in runs if "+" in found.experiment]):
         return None
     rows = {line.name: line for table in reversed(tables) for line in table.lines}
-    shared = {key: value for key, value in tables[0].base.claims.items() if key in SHARED}
+    first = next((found.result for found in varied if found.result), {})  # as long as no row counts
+    shared = {key: value for key, value in tables[0].base.claims.items() if key in SHARED} or table3.conditions(first)
+    shared |= {key: value for key, value in result_affecting(run).items() if key.startswith("scale.")}
     lines, settings = list[Line](), list[str]()
-    for name in sorted({found.experiment for found in runs if "+" in found.experiment}):
-        own = [found for found in runs if found.experiment == name]
-        try:
-            config = compose.read(folders.sweep_folder(run) / name / f"seed{own[0].seed}" / "config.yaml")
-            settings.append(folders.label(config).partition(" (")[2].removesuffix(")"))
-        except (ConfigError, OSError) as error:
-            config, settings = run, [*settings, printable(str(error))]
-        stale = tuple(found for found in own if found.result and changed(shared, found.result))
+    for name in sorted({found.experiment for found in varied}):
+        own, configs = [found for found in varied if found.experiment == name], list[Config]()
+        for found in own:
+            with suppress(ConfigError, OSError):
+                configs.append(compose.read(folders.sweep_folder(run) / name / f"seed{found.seed}" / "config.yaml"))
+        config = min(configs, key=lambda config: config.scale != run.scale, default=replace(run, experiment=name))
+        unread = "config.yaml cannot be read"
+        settings.append(folders.label(config).partition(" (")[2].removesuffix(")") if configs else unread)
+        claims = (table3.claims_of(config) if configs else {}) | shared
+        stale = tuple(found for found in own if found.result and changed(claims, found.result))
         counted = tuple(found for found in own if found not in stale)
-        lines.append(Line(replace(config, experiment=name), config, counted, stale, shared))
+        lines.append(Line(replace(config, experiment=name), config, counted, stale, claims))
     table = replace(tables[0], lines=tuple(lines), others=0)
     # A row beyond Table 3 is in no table while no such row is begun
     of_rows = replace(table, lines=tuple(rows.get(line.trained.experiment, replace(line, runs=())) for line in lines))
@@ -44,7 +49,8 @@ def layout(run: Config, runs: Sequence[Run], tables: Sequence[Table]) -> formats
     ]
     records = []
     for line, text, ppl, bleu in zip(lines, settings, *effects.values(), strict=True):
-        records.append(formats.record(table, line, {"settings": text}, {"effect_ppl": ppl, "effect_bleu": bleu}))
+        settled = dict.fromkeys(key for *_, key in DEFINITION) | {"settings": text}  # those of other rows are unscaled
+        records.append(formats.record(table, line, settled, {"effect_ppl": ppl, "effect_bleu": bleu}))
     title = f"Runs with other settings than a row's at scale {table.scale.name} on {table.data}"
     caption = "Δ is a variation minus its row; ± is the deviation over seeds. Settings are those after scaling."
     return formats.Layout(title, caption, columns, table, records)

@@ -43,6 +43,7 @@ PACKAGES = (
     *("aiayn", "torch", "pytorch-lightning", "hydra-core", "wandb"),
     *("sacrebleu", "subword-nmt", "sacremoses", "sentencepiece", "numpy"),
 )
+CODE = records.code()  # now: files may change while it trains
 # How long a rank waits for another's word before it says why it failed.
 PEER_SECONDS = 2.0
 # Every other error is ours: it leaves a traceback
@@ -167,7 +168,7 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
     device = torch.cuda.get_device_name() if run.hardware.accelerator == "gpu" else processor()
     at_work = {"threads": run.hardware.threads, "devices": run.hardware.devices, "accelerator": device}
     tokenizer, weights = (storage.sha256(path) for path in (dataset.folder / "tokenizer.model", last))
-    hashes = {"data": dataset.sha256, "tokenizer": tokenizer, "checkpoint": weights, "code": records.code()}
+    hashes = {"data": dataset.sha256, "tokenizer": tokenizer, "checkpoint": weights, "code": CODE}
     result = {
         "schema": 1,
         "experiment": run.experiment + folders.variation(run),
