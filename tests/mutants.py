@@ -234,8 +234,9 @@ def read(edits: str) -> dict[str, Mutant]:
 
     A module is named as below `src/aiayn/`, a test alone where it is in the module's own file.
     """
-    found = {}
-    for head, *changed in re.findall(r"((?:# .*\n)+)((?:- .*\n)+)((?:\+.*\n)+)", edits):
+    found, edit = {}, r"((?:# .*\n)+)((?:- .*\n)+)((?:\+.*\n)+)"
+    assert not re.sub(edit, "", edits).strip(), "an edit that is written in another form would not be tried"
+    for head, *changed in re.findall(edit, edits):
         name, _, place = head.removeprefix("# ").replace("\n# ", " ").strip().rpartition(": ")
         module, test = place.split(", ")
         path, (old, new) = PurePath(module), ("\n".join(line[2:] for line in part.splitlines()) for part in changed)

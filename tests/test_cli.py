@@ -17,8 +17,10 @@ import yaml
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.errors import MissingConfigException
+from hydra.types import RunMode
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
 
 from aiayn import cli, manual
 from aiayn.config import compose, folders, schema
@@ -236,6 +238,21 @@ def test_an_error_of_ours_keeps_its_traceback(error):  # control
         exec(compile("raise error", "/home/hydra/aiayn/cli.py", "exec"), {"error": error})
     with pytest.raises(type(error)):
         cli.explained(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ended", "exits"), [(RunMode.MULTIRUN, 4, False), (RunMode.RUN, 4, True), (RunMode.MULTIRUN, -1, True)]
+)
+def test_a_task_of_a_sweep_gives_its_code_and_goes_on(mode, ended, exits, monkeypatch):
+    monkeypatch.setattr(cli.HydraConfig, "get", lambda: OmegaConf.create({"mode": mode}))
+    monkeypatch.setattr(compose, "convert", lambda composed: schema.Config())
+    monkeypatch.setattr(one_run, "run_here", lambda run: ended)
+    if exits:
+        with pytest.raises(SystemExit) as left:
+            cli.task("train")(DictConfig({}))
+        assert left.value.code == ended
+    else:
+        assert cli.task("train")(DictConfig({})) == ended
 
 
 @pytest.mark.parametrize("command", ["prepare", "plan"])

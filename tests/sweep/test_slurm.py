@@ -5,12 +5,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
 
-from aiayn import cli
-from aiayn.config import compose, folders
-from aiayn.config.schema import Config
+from aiayn.config import folders
 from aiayn.core import exit_codes, signals
 from aiayn.runs import jobs
 from aiayn.sweep import one_run, slurm
@@ -84,18 +80,3 @@ def test_a_run_that_waits_for_its_gpu_is_requeued_too(toy_run, scontrol, monkeyp
     with pytest.raises(signals.Interrupted, match=sent.name):
         one_run.run_here(toy_run)
     assert scontrol.read_text().count("requeue 17") == requeued
-
-
-@pytest.mark.parametrize(
-    ("mode", "ended", "exits"), [(RunMode.MULTIRUN, 4, False), (RunMode.RUN, 4, True), (RunMode.MULTIRUN, -1, True)]
-)
-def test_a_task_of_a_sweep_gives_its_code_and_goes_on(mode, ended, exits, monkeypatch):
-    monkeypatch.setattr(cli.HydraConfig, "get", lambda: OmegaConf.create({"mode": mode}))
-    monkeypatch.setattr(compose, "convert", lambda composed: Config())
-    monkeypatch.setattr(one_run, "run_here", lambda run: ended)
-    if exits:
-        with pytest.raises(SystemExit) as left:
-            cli.task("train")(DictConfig({}))
-        assert left.value.code == ended
-    else:
-        assert cli.task("train")(DictConfig({})) == ended

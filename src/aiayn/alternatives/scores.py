@@ -50,7 +50,7 @@ class RelativePositions(nn.Module):
     """Clipped relative positions (Shaw, Uszkoreit and Vaswani 2018), without a vector for each pair of tokens.
 
     Scaled products of queries with a vector of each key's distance, to be added to the scores (their Eq. 4).
-    Each head of each layer has vectors of its own, as in their base (4.1). None are added to values (their Table 3).
+    Each head of each layer has its own vectors, as in their base (4.1). Values get none, which did not help (Table 3).
     """
 
     def __init__(self, num_heads: int, d_k: int) -> None:

@@ -51,7 +51,7 @@ def translate_ids(
     """The best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
 
     Sentences of similar length are searched together, longest first, as many as `tokens_per_batch` source tokens hold,
-    EOS, padding, `output_tokens` of each counted, at least one. `done` gets how many; `options` are of beam_search.
+    EOS, padding and `output_tokens` counted, at least one. `done` gets how many are done; `options` are the search's.
     """
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
     rest, batches = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)], list[np.ndarray]()

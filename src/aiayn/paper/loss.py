@@ -23,7 +23,8 @@ def label_smoothed_cross_entropy(
     """Two sums over target (T,): the smoothed loss, and the nats -ln p(target) in float64, without gradient.
 
     The logits are hidden (T, D) times embedding (V, D) transposed (3.4). The smoothed loss expects 1 - label_smoothing
-    of the probability on the target, the rest evenly on the V - 1 others. `compiled` compiles between the products.
+    of the probability on the target and the rest spread evenly over the V - 1 other tokens. `compiled` compiles what
+    lies between the products.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype

@@ -113,11 +113,11 @@ def is_finished(run: Config) -> bool:
 
 
 def says_finished(run: Config) -> bool:
-    """The same, and if so one line that says it, and whether other source code made it."""
+    """The same, and if so one line that says it, and whether this source code made it."""
     if finished := is_finished(run):
         folder = folders.run_folder(run)
-        ours = records.changed({"sha256.code": records.code()}, records.read_result(folder / records.RESULT)) == []
-        by = "" if ours else ", by other source code than today's"
+        other = records.changed({"sha256.code": records.code()}, records.read_result(folder / records.RESULT))
+        by = ", by other source code than this" if other else ""
         print(f"{folder} is finished{by}: nothing to do; delete it to train again, or give output=FOLDER")
     return finished
 

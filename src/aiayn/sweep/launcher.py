@@ -1,4 +1,4 @@
-"""A sweep: one worker per run here, as many side by side as there is room for, longest first; or another launcher's.
+"""A sweep, here or by another launcher; here, one worker per run, longest first, as many at once as there is room for.
 
 What is done stands in the run folders alone: `result.json`, `failure.json`, and `.claim`, whose lock the owner holds.
 """

@@ -1,4 +1,4 @@
-"""SLURM: its warning puts a job back into the queue."""
+"""SLURM's warning puts a job back into the queue."""
 
 import os
 import subprocess

@@ -49,8 +49,8 @@ def layout(run: Config, runs: Sequence[Run], tables: Sequence[Table]) -> formats
     ]
     records = []
     for line, text, ppl, bleu in zip(lines, settings, *effects.values(), strict=True):
-        told = dict.fromkeys(key for *_, key in DEFINITION) | {"settings": text}  # in other rows sizes are unscaled
-        records.append(formats.record(table, line, told, {"effect_ppl": ppl, "effect_bleu": bleu}))
+        definition = dict.fromkeys(key for *_, key in DEFINITION) | {"settings": text}  # sizes of rows are unscaled
+        records.append(formats.record(table, line, definition, {"effect_ppl": ppl, "effect_bleu": bleu}))
     title = f"Runs with other settings than a row's at scale {table.scale.name} on {table.data}"
     caption = "Δ is a variation minus its row; ± is the deviation over seeds. Settings are those after scaling."
     return formats.Layout(title, caption, columns, table, records)

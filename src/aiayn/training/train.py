@@ -43,7 +43,7 @@ PACKAGES = (
     *("aiayn", "torch", "pytorch-lightning", "hydra-core", "wandb"),
     *("sacrebleu", "subword-nmt", "sacremoses", "sentencepiece", "numpy"),
 )
-CODE = records.code()  # now: files may change while it trains
+CODE = records.code()  # taken when it starts: files may change while it trains
 # How long a rank waits for another's word before it says why it failed.
 PEER_SECONDS = 2.0
 # Every other error is ours: it leaves a traceback
