@@ -31,9 +31,9 @@ def test_a_baseline_has_our_loss_and_our_gradient(name):
         cases.Trainer(one, [Update(0, 0, len(batch.target), [batch])], "fp32", run)
         for one, run in ((model, RUN), (BASELINES[name](model).eval(), RUN), (model, no_smoothing))
     )
-    loss = ours.backward(0)
-    assert theirs.backward(0) == pytest.approx(loss, rel=1e-5)
-    assert control.backward(0) != pytest.approx(loss, rel=5e-4)  # the smoothing counts
+    loss = float(ours.backward(0))
+    assert float(theirs.backward(0)) == pytest.approx(loss, rel=1e-5)
+    assert float(control.backward(0)) != pytest.approx(loss, rel=5e-4)  # the smoothing counts
     gradient, expected = theirs.model.embedding.weight.grad, ours.model.embedding.weight.grad
     torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-3)
 

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from aiayn.bench import baselines
 from aiayn.bench.baselines import SENTENCES, Decode
 from aiayn.config.schema import Config
 from aiayn.data.dataset import Pairs
 from aiayn.data.sentencepiece_bpe import EOS
+from aiayn.data.update_plan import rows_of_part
 from aiayn.evaluation.search import search
 from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.transformer import Transformer
@@ -59,6 +60,9 @@ class Trainer:
 
     def __init__(self, model: nn.Module, updates: list[Update], precision: str, config: Config) -> None:
         self.model, self.updates, self.config = copy.deepcopy(model), updates, config
+        if config.hardware.compile and precision == "bf16" and isinstance(self.model, Transformer):  # as it trains
+            micro_batch = config.hardware.tokens_per_micro_batch
+            self.model.compile_stacks(rows_of_part(config.training.tokens_per_update, micro_batch, 1))
         self.batches: list[Any] = [update.batches for update in updates]
         if not isinstance(model, Transformer):
             self.batches = [list(map(baselines.padded, batches)) for batches in self.batches]
@@ -69,24 +73,26 @@ class Trainer:
         betas = (recipe.adam_beta1, recipe.adam_beta2)
         self.adam = torch.optim.Adam(weights, lr=1e-4, betas=betas, eps=recipe.adam_epsilon, fused=True)
 
-    def backward(self, number: int) -> float:
+    def backward(self, number: int) -> Tensor:
         """Adds the gradients of an update, micro-batch by micro-batch; gives its loss for each token."""
-        tokens, smoothing, total = self.updates[number].target_tokens, self.config.training.label_smoothing, 0.0
+        tokens, smoothing = self.updates[number].target_tokens, self.config.training.label_smoothing
+        total = torch.zeros((), device=self.config.hardware.device)  # read at the end: a GPU is not waited for
         for batch in self.batches[number]:
             if isinstance(self.model, Transformer):
                 hidden, weight = self.model.hidden(batch, (self.config.seed, number)), self.model.embedding.weight
-                loss, _ = label_smoothed_cross_entropy(hidden, weight, batch.target, smoothing)
+                compiled = self.model.is_compiled()
+                loss, _ = label_smoothed_cross_entropy(hidden, weight, batch.target, smoothing, compiled=compiled)
             else:
                 loss = baselines.smoothed_loss(self.model, batch[0], batch[1], smoothing)
             (loss / tokens).backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
+            total += loss.detach()
         return total / tokens
 
     def loss_and_norm(self) -> tuple[float, float]:
         """The loss of a token of the first update without dropout, and the norm of its gradient."""
         self.model.eval()
         with self.computing():
-            loss = self.backward(0)
+            loss = float(self.backward(0))
         norm = nn.utils.get_total_norm([w.grad for w in self.model.parameters() if w.grad is not None])
         self.model.train()
         return loss, float(norm)
