@@ -27,7 +27,7 @@ from aiayn.config import compose
 from aiayn.config.schema import Config, vary
 from aiayn.cost import estimate
 from aiayn.data.update_plan import rows_of_part
-from aiayn.evaluation.search import search
+from aiayn.evaluation.search import decoder_of, search
 from aiayn.paper import attention, beam_search, transformer
 from aiayn.paper.batch import Batch, Packing
 from aiayn.paper.loss import CHUNK_ELEMENTS, label_smoothed_cross_entropy
@@ -160,7 +160,7 @@ def searched(row: Config, fault: str) -> list[int]:
 
     with mock.patch.object(beam_search.Beam, "is_decided", counted), FakeCuda() as mode:
         mode.count_true = lambda: 20 if len(found) == 40 else 0
-        search(model_of(row).eval(), [np.arange(4, 34)] * 20, row.decoding, row.hardware)
+        search(decoder_of(model_of(row)), [np.arange(4, 34)] * 20, row.decoding, row.hardware)
     return np.diff(found).tolist()
 
 

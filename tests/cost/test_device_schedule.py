@@ -42,9 +42,8 @@ def test_each_row_has_its_devices_once_and_no_device_two_rows(seconds, available
 def test_a_schedule_by_hand() -> None:
     rows = rows_of([3, 5, 2, 4])
     turns = device_schedule.schedule(rows, dict.fromkeys(rows, 1), 2)
-    assert [(rows[turn.name], turn.devices, turn.start, turn.end) for turn in turns] == [
-        *((5, (0,), 0, 5), (4, (1,), 0, 4), (3, (1,), 4, 7), (2, (0,), 5, 7)),
-    ]
+    planned = [(rows[turn.name], turn.devices, turn.start, turn.end) for turn in turns]
+    assert planned == [(5, (0,), 0, 5), (4, (1,), 0, 4), (3, (1,), 4, 7), (2, (0,), 5, 7)]
 
 
 def test_a_long_row_gets_devices_while_the_whole_ends_sooner() -> None:

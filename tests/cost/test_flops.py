@@ -18,10 +18,8 @@ from aiayn.paper.loss import label_smoothed_cross_entropy
 VOCAB, SOURCE, TARGET = 101, 19, 17
 SENTENCES = 64  # of one length on each side, and whole blocks of tokens: nothing is padded
 TOKENS = {"source_tokens": SENTENCES * SOURCE, "target_tokens": SENTENCES * TARGET}
-SIZES = schema.Model(
-    *(2, 26, 43, 3, 5, 17, 0.0),  # num_layers, d_model, d_ff, num_heads, d_k, d_v, dropout
-    *("transformer", "sinusoids", "scaled", "connections"),
-)
+# num_layers, d_model, d_ff, num_heads, d_k, d_v, dropout, and the kinds of the model and its parts
+SIZES = schema.Model(2, 26, 43, 3, 5, 17, 0.0, "transformer", "sinusoids", "scaled", "connections")
 
 
 def formula(sizes: schema.Model, length: float = TARGET) -> float:

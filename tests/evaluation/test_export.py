@@ -13,11 +13,10 @@ from aiayn.alternatives.parts import transformer
 from aiayn.bench.cases import endless
 from aiayn.config import compose, schema
 from aiayn.core import storage
-from aiayn.data.sentencepiece_bpe import BOS, EOS, Tokenizer
+from aiayn.data.sentencepiece_bpe import EOS, Tokenizer
 from aiayn.evaluation import export
-from aiayn.evaluation.search import translate_ids
+from aiayn.evaluation.search import decoder_of, search
 from aiayn.paper.beam_search import Hypothesis
-from aiayn.paper.decoding import TransformerDecoder
 from aiayn.paper.transformer import Transformer
 from aiayn.runs.models import trained
 
@@ -50,8 +49,8 @@ def smoke(name: str) -> schema.Config:
 
 def searched(model: Transformer, sources: list[np.ndarray], beam_size: int, max_extra: int) -> list[Hypothesis]:
     """By log probability alone: CTranslate2 does not have the length penalty of Wu et al."""
-    options = {"beam_size": beam_size, "length_penalty": 0.0, "max_extra": max_extra, "bos": BOS, "eos": EOS}
-    return translate_ids(TransformerDecoder(model), sources, tokens_per_batch=500, **options)
+    options = schema.Decoding(beam_size=beam_size, length_penalty=0.0, max_extra=max_extra, precision="full")
+    return search(decoder_of(model), sources, options, compose.compose_row("hardware.tokens_per_search=500").hardware)
 
 
 def translator(folder: Path):

@@ -14,37 +14,37 @@ from hypothesis import strategies as st
 from table_model import BOS, EOS, Table, assert_same
 
 from aiayn.config import compose
-from aiayn.config.schema import OutOfMemory
+from aiayn.config.schema import Decoding, OutOfMemory
 from aiayn.core.signals import Interrupted
 from aiayn.evaluation import search
 from aiayn.paper.beam_search import Hypothesis, beam_search
 from aiayn.runs.models import trained
 
-OPTIONS: dict[str, Any] = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5, "bos": BOS, "eos": EOS}
+OPTIONS: dict[str, Any] = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 5}
+DECODING = Decoding(**OPTIONS, precision="full")
+HARDWARE = compose.compose_row().hardware
 
 
-@given(lengths=st.lists(st.integers(0, 11), max_size=17), tokens_per_batch=st.integers(1, 200), more=st.integers(0, 7))
+@given(lengths=st.lists(st.integers(0, 11), max_size=17), limit=st.integers(1, 200), more=st.sampled_from([0, 5]))
 @settings(max_examples=50, deadline=None)
-def test_translations_come_back_in_order_from_full_batches(
-    lengths: list[int], tokens_per_batch: int, more: int
-) -> None:
+def test_translations_come_back_in_order_from_full_batches(lengths: list[int], limit: int, more: int) -> None:
     random = np.random.default_rng(0)
     sources = [random.integers(4, 13, size=length).astype(np.int32) for length in lengths]
     model, counted, batches = Table(vocab_size=13), list[int](), list[list[int]]()
     start = model.start
     model.start = lambda source, offsets: batches.append(offsets.diff().tolist()) or start(source, offsets)
-    options = OPTIONS | {"tokens_per_batch": tokens_per_batch, "output_tokens": more}
-    ours = search.translate_ids(model, sources, done=counted.append, **options)
+    hardware = dataclasses.replace(HARDWARE, accelerator="gpu" if more else "cpu", tokens_per_search=limit)
+    ours = search.search(model, sources, DECODING, hardware, counted.append)
     assert sum(counted) == len(sources)
     assert 0 not in counted
     # Longest first, EOS counted, as many as fit and at least one
     assert [*chain(*batches)] == sorted((length + 1 for length in lengths if length), reverse=True)
-    assert all(len(batch) == 1 or len(batch) * (batch[0] + more) <= tokens_per_batch for batch in batches)
-    assert all((len(batch) + 1) * (batch[0] + more) > tokens_per_batch for batch in batches[:-1])
+    assert all(len(batch) == 1 or len(batch) * (batch[0] + more) <= limit for batch in batches)
+    assert all((len(batch) + 1) * (batch[0] + more) > limit for batch in batches[:-1])
     for source, hypothesis in zip(sources, ours, strict=True):
         if len(source):
             ids = torch.tensor([*source.tolist(), EOS])
-            (alone,) = beam_search(model, ids, torch.tensor([0, len(ids)]), **OPTIONS)
+            (alone,) = beam_search(model, ids, torch.tensor([0, len(ids)]), **OPTIONS, bos=BOS, eos=EOS)
             assert_same(hypothesis, alone, tolerance=1e-12)
         else:
             assert hypothesis == Hypothesis([], 0.0, 0.0, finished=True)
@@ -63,41 +63,36 @@ def test_a_signal_waits_for_no_thread_that_searches():
     model.start = slow
     sources, leave = [np.full(length, 5, np.int32) for length in (2, 9)], Mock(side_effect=Interrupted)
     with pytest.raises(Interrupted):
-        search.translate_ids(model, sources, tokens_per_batch=1, threads=2, done=leave, **OPTIONS)
+        search.search(model, sources, DECODING, dataclasses.replace(HARDWARE, tokens_per_search=1, threads=2), leave)
     assert ended == []
     released.set()
 
 
 @pytest.fixture
-def model_and_sources(finished):
-    """The trained run, its model and the test set's sources."""
+def decoder_and_sources(finished):
+    """The trained run, its decoder and the test set's sources."""
     run = compose.compose_row(*finished)
     model, dataset, *_ = trained(run)
     pairs = dataset.pairs("test")
-    return run, model, [ids[:-1] for ids in np.split(pairs.source_ids, pairs.source_offsets[1:-1])]
+    return run, search.decoder_of(model), [ids[:-1] for ids in np.split(pairs.source_ids, pairs.source_offsets[1:-1])]
 
 
-def test_two_threads_find_the_bits_of_one(model_and_sources):
-    run, model, sources = model_and_sources
-    counted, found, decoder = [], [], search.TransformerDecoder(model)
+def test_two_threads_find_the_bits_of_one(decoder_and_sources):
+    (run, decoder, sources), counted, found = decoder_and_sources, [], []
     for threads in (1, 2):
         hardware = dataclasses.replace(run.hardware, tokens_per_search=31, threads=threads)
-        found.append(search.search(model, sources, run.decoding, hardware, counted.append))
+        found.append(search.search(decoder, sources, run.decoding, hardware, counted.append))
     assert found[0] == found[1]
     assert len({tuple(hypothesis.ids) for hypothesis in found[0]}) > 3
     assert sum(counted) == 2 * len(sources)
-    for alpha in (run.decoding.length_penalty, 2.0):  # what the run says reaches the search
-        decoding = dataclasses.replace(run.decoding, length_penalty=alpha)
-        said = {key: value for key, value in vars(decoding).items() if key != "precision"}
-        alone = search.translate_ids(decoder, sources, tokens_per_batch=31, threads=1, bos=BOS, eos=EOS, **said)
-        assert search.search(model, sources, decoding, hardware) == alone
-        assert (alone == found[0]) == (alpha != 2.0)
+    decoding = dataclasses.replace(run.decoding, length_penalty=2.0)  # what the run says reaches the search
+    assert search.search(decoder, sources, decoding, hardware) != found[0]
 
 
-def test_a_search_in_fewer_bits_finds_almost_the_same(model_and_sources):
-    run, model, sources = model_and_sources
+def test_a_search_in_fewer_bits_finds_almost_the_same(decoder_and_sources):
+    run, decoder, sources = decoder_and_sources
     full, fewer = (
-        search.search(model, sources, dataclasses.replace(run.decoding, precision=precision), run.hardware)
+        search.search(decoder, sources, dataclasses.replace(run.decoding, precision=precision), run.hardware)
         for precision in (run.decoding.precision, "bf16")
     )
     # Near a tie, which bits decide, the beam keeps another hypothesis
@@ -107,14 +102,11 @@ def test_a_search_in_fewer_bits_finds_almost_the_same(model_and_sources):
     assert [one.score for one in full] != [other.score for other in fewer]  # control: it is another arithmetic
 
 
-def test_on_a_gpu_outputs_count_too_and_memory_may_end(model_and_sources, monkeypatch):
-    run, model, sources = model_and_sources
-
-    def translate_ids(*_, output_tokens, **options):
-        raise torch.OutOfMemoryError(f"CUDA out of memory; {output_tokens} more tokens")
-
-    monkeypatch.setattr(search, "translate_ids", translate_ids)
-    for hardware, more in ((run.hardware, 0), (compose.compose_row("hardware=gpu").hardware, run.decoding.max_extra)):
-        with pytest.raises(OutOfMemory, match=r"^hardware\.tokens_per_search=\d+: .* give") as caught:
-            search.search(model, sources, run.decoding, hardware)
-        assert f"; {more} more" in str(caught.value.__cause__)
+def test_on_a_gpu_outputs_count_too_and_memory_may_end(decoder_and_sources, monkeypatch):
+    run, decoder, sources = decoder_and_sources
+    monkeypatch.setattr(search, "beam_search", Mock(side_effect=torch.OutOfMemoryError))
+    for accelerator, more in (("cpu", 1), ("gpu", 1 + run.decoding.max_extra)):
+        hardware = dataclasses.replace(run.hardware, accelerator=accelerator, tokens_per_search=10**6)
+        half = sum(len(ids) + more for ids in sources) // 2
+        with pytest.raises(OutOfMemory, match=rf"^hardware\.tokens_per_search=1000000: .* give \S+={half}$"):
+            search.search(decoder, sources, run.decoding, hardware)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aiayn.config import compose
 from aiayn.evaluation import translate
-from aiayn.evaluation.search import search
+from aiayn.evaluation.search import decoder_of, search
 from aiayn.runs.models import trained
 
 
@@ -51,7 +51,7 @@ def test_a_line_is_translated_alike_alone_and_among_others(model, monkeypatch):
 
 def test_a_translation_is_what_the_search_finds_for_the_tokens(model):
     transformer, dataset, decoding, hardware = model
-    (hypothesis,) = search(transformer, dataset.tokenizer.encode(["3 1 4 1 5"]), decoding, hardware)
+    (hypothesis,) = search(decoder_of(transformer), dataset.tokenizer.encode(["3 1 4 1 5"]), decoding, hardware)
     assert translations(model, b"3 1 4 1 5") == dataset.tokenizer.decode([hypothesis.ids])
 
 
@@ -65,9 +65,9 @@ def test_lines_come_out_while_more_are_to_come(model, monkeypatch):
 
 
 def test_a_very_long_line_is_cut_and_named(model, monkeypatch):
-    _, dataset, *_ = model
     monkeypatch.setattr(translate, "LONGEST", 13)
-    encoded, searched, encode = [], [], dataset.tokenizer.encode
+    dataset, encoded, searched, warnings = model[1], [], [], []
+    encode = dataset.tokenizer.encode
 
     def search_beginnings(model, ids, *rest):
         searched.extend(map(len, ids))
@@ -76,11 +76,8 @@ def test_a_very_long_line_is_cut_and_named(model, monkeypatch):
     monkeypatch.setattr(dataset.tokenizer, "encode", lambda lines: encoded.extend(map(len, lines)) or encode(lines))
     monkeypatch.setattr(translate, "search", search_beginnings)
     text = b"1 2\n" + b"3 4 " * 10**6 + b"\n" + b"5" * 14 + b"\n" + b" " * 10**6 + b"1\n6 7\n" + b"8" * 13
-    warnings: list[str] = []
     found = list(translate.translate(*model, io.BytesIO(text), warnings.append))
-    assert len(found) == 6
-    assert max(encoded) == 13 * 16
-    assert max(searched) == 13
+    assert (len(found), max(encoded), max(searched)) == (6, 13 * 16, 13)
     assert warnings == [f"line {n} has more than 13 tokens: only its beginning is translated" for n in (2, 3, 4)]
     assert found[0] == translations(model, b"1 2")[0]
 

@@ -28,11 +28,23 @@ def test_a_cpu_has_as_many_devices_as_their_threads_fit(hardware, monkeypatch) -
 def test_more_gpus_than_there_are_is_refused(hardware, monkeypatch) -> None:
     monkeypatch.setattr(devices, "gpus", lambda: ["GPU-a", "GPU-b", "GPU-c"])
     assert devices.names(hardware["gpu"], 2) == ["GPU-a", "GPU-b"]
-    with pytest.raises(compose.ConfigError, match=r"hydra\.launcher\.devices=4: must be at most 3, the GPUs"):
-        devices.names(hardware["gpu"], 4)
+    with pytest.raises(
+        compose.ConfigError, match=r"hydra\.launcher\.devices=4: must be at most 3, .* give hardware\.dev"
+    ):
+        devices.names(dataclasses.replace(hardware["gpu"], devices=2), 4)
     wide = dataclasses.replace(hardware["gpu"], devices=4)
     with pytest.raises(compose.ConfigError, match=r"hardware\.devices=4: must be at most 3, all devices that torch"):
         devices.Pool(wide, devices.names(wide))
+
+
+def test_runs_share_gpus_where_more_devices_are_asked_for(hardware, monkeypatch) -> None:
+    a, b = gpus = named("s", "t")
+    monkeypatch.setattr(devices, "gpus", lambda: gpus)
+    pool = devices.Pool(hardware["gpu"], devices.names(hardware["gpu"], 5))
+    with ExitStack() as held:
+        seen = [pool.take(1, held) for _ in range(6)]
+        assert devices.Pool(hardware["gpu"], gpus).take(1, held) is None
+    assert seen == [*({"CUDA_VISIBLE_DEVICES": gpu} for gpu in (a, b, a, b, a)), None]
 
 
 def named(*letters: str) -> list[str]:

@@ -93,6 +93,12 @@ def test_each_run_has_as_many_gpus_as_in_the_plan(rows, max_devices_per_run, of_
     assert given["big"] == of_big
 
 
+def test_runs_that_share_a_gpu_have_no_other(rows):
+    on_gpu = [schema.vary(run, hardware={"accelerator": "gpu"}) for run in rows]
+    for names, widest in ((["GPU-a", "GPU-b"], 2), (["GPU-a", "GPU-a share 1"], 1)):
+        assert max(run.hardware.devices for run in launcher.Sweep(on_gpu, names, 60.0).waiting) == widest
+
+
 def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(seeds, script, tmp_path, capsys, monkeypatch):
     wait = "trap 'exit 75' TERM; touch $here/ready${3##*seed}; while true; do sleep 0.02; done"
     both = "until [ -e $here/ready1 ]; do sleep 0.02; done; kill -TERM $PPID"

@@ -135,8 +135,8 @@ def test_rows_of_other_code_or_another_processor_are_named(sweep: Path) -> None:
         put(sweep, row, seed, changed(value, "hardware.accelerator", processor))
     compared = table(RUN, read_runs(sweep))
     assert (compared.finished, formats.layout(compared).records[0]["processor"]) == (3, "EPYC; Xeon")
-    assert compared.origins == {"source code": ["a_h1"], "processor": ["base", "a_h4"]}
-    said = " Other source code than the first run's: a_h1. Other processor than the first run's: base, a_h4."
+    assert compared.origins == {"source code": ["a_h1"], "processor": ["base", "a_h1", "a_h4"]}
+    said = " Other source code than the first run's: a_h1. Other processor than the first run's: base, a_h1, a_h4."
     assert formats.conditions(compared).endswith(said)
     assert table(RUN, read_runs(sweep)[-1:]).origins == {}  # control: one run alone
 

@@ -20,7 +20,7 @@ from aiayn.config.schema import Config
 from aiayn.data.dataset import Pairs
 from aiayn.data.sentencepiece_bpe import EOS
 from aiayn.data.update_plan import rows_of_part
-from aiayn.evaluation.search import search
+from aiayn.evaluation.search import decoder_of, search
 from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.transformer import Transformer
 from aiayn.runs.models import build
@@ -132,7 +132,7 @@ def our_decode(model: Transformer, config: Config, precision: str, sentences: An
     bits = "full" if precision == "fp32" else precision
     options = dataclasses.replace(config.decoding, beam_size=beam_size, precision=bits, max_extra=0)
     hardware = dataclasses.replace(config.hardware, tokens_per_search=SENTENCES * OUTPUT_LENGTH)
-    hypotheses = search(model, [np.array(sentence) for sentence in sentences], options, hardware)
+    hypotheses = search(decoder_of(model), [np.array(sentence) for sentence in sentences], options, hardware)
     return [hypothesis.ids for hypothesis in hypotheses]
 
 

@@ -16,8 +16,8 @@ class Device:
 
     peak: float
     memory: float | None
-    efficiency: float = 0.41
-    basis: str = "assumed: what big reached on A100s in MLPerf v0.7, for every row"  # where the efficiency comes from
+    efficiency: float = 0.18
+    basis: str = "as base on an H100, assumed of other rows and GPUs"  # where the efficiency comes from
 
 
 # Dense bf16 products summed in fp32, and memory, as the makers' data sheets have them

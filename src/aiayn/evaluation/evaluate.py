@@ -13,7 +13,7 @@ from aiayn.core import progress, storage
 from aiayn.data.dataset import SIDES, Dataset, Pairs
 from aiayn.data.update_plan import evaluation_batches, gather
 from aiayn.evaluation import metrics
-from aiayn.evaluation.search import search
+from aiayn.evaluation.search import decoder_of, search
 from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.runs.models import compute_with, trained, within_memory
 
@@ -53,7 +53,7 @@ def evaluate(
     sentences = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
     texts = dataset.texts(split, "source")
     sources = [ids[:-1] if text.strip() else ids[:0] for ids, text in zip(sentences, texts, strict=True)]
-    hypotheses = search(model, sources, config.decoding, config.hardware, done)
+    hypotheses = search(decoder_of(model), sources, config.decoding, config.hardware, done)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
     references = dataset.texts(split, "target")
     figures = {

@@ -1,9 +1,7 @@
 """The best translations of many sentences: batches of similar lengths, and a thread for each of a CPU's threads."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,66 +14,54 @@ from aiayn.paper.decoding import Decoder, TransformerDecoder
 from aiayn.runs.models import within_memory
 
 
+def decoder_of(model: TranslationModel) -> Decoder:
+    """The model's next tokens, which are searched."""
+    model.eval()
+    return RecurrentDecoder(model) if isinstance(model, RecurrentModel) else TransformerDecoder(model)
+
+
 def search(
-    model: TranslationModel,
+    decoder: Decoder,
     sources: Sequence[np.ndarray],
     decoding: Decoding,
     hardware: Hardware,
     done: Callable[[int], None] | None = None,
 ) -> list[Hypothesis]:
-    """The best translation of each sentence's ids, in order (section 6.1), whatever the hardware."""
-    options = dataclasses.asdict(decoding)
-    precision = options.pop("precision")
-    model.eval()
-    decoder: Decoder = RecurrentDecoder(model) if isinstance(model, RecurrentModel) else TransformerDecoder(model)
-    options |= {"bf16": precision == "bf16", "tokens_per_batch": hardware.tokens_per_search, "bos": BOS, "eos": EOS}
-    options["threads"] = 0 if hardware.accelerator == "gpu" else hardware.threads
-    # What a GPU keeps of each hypothesis grows with its output, which may be long where the source is short
-    options["output_tokens"] = decoding.max_extra if hardware.accelerator == "gpu" else 0
-    with within_memory(hardware, "tokens_per_search", sum(len(ids) + 1 + options["output_tokens"] for ids in sources)):
-        return translate_ids(decoder, sources, **options, done=done)
+    """The best hypothesis of each source's ids (without EOS), in order (section 6.1), whatever the hardware.
 
-
-def translate_ids(
-    decoder: Decoder,
-    sources: Sequence[np.ndarray],
-    *,
-    tokens_per_batch: int,
-    eos: int,
-    output_tokens: int = 0,
-    bf16: bool = False,
-    threads: int = 0,
-    done: Callable[[int], None] | None = None,
-    **options: Any,
-) -> list[Hypothesis]:
-    """The best hypothesis of each source (ids without EOS), in order; an empty source is not asked about.
-
-    Sentences of similar length are searched together, longest first, as many as `tokens_per_batch` source tokens hold,
-    EOS, padding and `output_tokens` counted, at least one. `done` gets how many are done; `options` are the search's.
+    Sentences of similar length are searched together, longest first, as many as `tokens_per_search` holds, at least
+    one. `done` gets how many are done; an empty source is not asked about.
     """
+    on_gpu, limit = hardware.accelerator == "gpu", hardware.tokens_per_search
+    threads, done = 0 if on_gpu else hardware.threads, done or (lambda count: None)
+    # What a GPU keeps of each hypothesis grows with its output, which may be long where the source is short
+    more = 1 + (decoding.max_extra if on_gpu else 0)
     lengths = np.array([len(source) for source in sources], dtype=np.int64)
     rest, batches = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)], list[np.ndarray]()
     while len(rest):
-        batch, rest = np.split(rest, [max(1, tokens_per_batch // (int(lengths[rest[0]]) + output_tokens + 1))])
+        batch, rest = np.split(rest, [max(1, limit // (int(lengths[rest[0]]) + more))])
         batches.append(batch)
 
+    options = {key: value for key, value in vars(decoding).items() if key != "precision"}
+
     def search_batch(batch: np.ndarray) -> list[Hypothesis]:
-        packed = np.concatenate([part for number in batch for part in (sources[number], [eos])])
+        packed = np.concatenate([part for number in batch for part in (sources[number], [EOS])])
         offsets = np.concatenate([[0], np.cumsum(lengths[batch] + 1)])
         ids = torch.from_numpy(packed).to(decoder.device)
-        with torch.autocast(decoder.device.type, torch.bfloat16, enabled=bf16):
-            return beam_search(decoder, ids, torch.from_numpy(offsets), eos=eos, **options)
+        with torch.autocast(decoder.device.type, torch.bfloat16, enabled=decoding.precision == "bf16"):
+            return beam_search(decoder, ids, torch.from_numpy(offsets), **options, bos=BOS, eos=EOS)
 
     hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
-    if done is not None and (empty := int((lengths == 0).sum())):
+    if empty := int((lengths == 0).sum()):
         done(empty)
     # Each thread has its own setting. With threads=0 the calling thread searches, and a signal waits for its step
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) if threads else None
+    holding = within_memory(hardware, "tokens_per_search", int(lengths.sum()) + more * len(lengths))
     try:
-        for batch, best in zip(batches, (pool.map if pool else map)(search_batch, batches), strict=True):
-            for number, hypothesis in zip(batch.tolist(), best, strict=True):
-                hypotheses[number] = hypothesis
-            if done is not None:
+        with holding:
+            for batch, best in zip(batches, (pool.map if pool else map)(search_batch, batches), strict=True):
+                for number, hypothesis in zip(batch.tolist(), best, strict=True):
+                    hypotheses[number] = hypothesis
                 done(len(batch))
     finally:
         if pool:  # a signal comes to this thread, which waits for none that is amid a long step

@@ -11,7 +11,7 @@ from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config.schema import Config, Decoding, Hardware
 from aiayn.core import progress
 from aiayn.data.dataset import Dataset
-from aiayn.evaluation.search import search
+from aiayn.evaluation.search import decoder_of, search
 from aiayn.runs.models import compute_with, trained
 
 LINES_AT_ONCE = 1000
@@ -48,7 +48,7 @@ def translate(
             if len(ids) > limit or beginning != text:
                 warn(f"line {number} has more than {limit} tokens: only its beginning is translated")
             sources.append(ids[:limit] if text.strip() else ids[:0])
-        hypotheses = search(model, sources, decoding, hardware, done)
+        hypotheses = search(decoder_of(model), sources, decoding, hardware, done)
         yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
 
 

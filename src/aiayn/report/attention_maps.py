@@ -17,7 +17,7 @@ from aiayn.core import progress, storage
 from aiayn.data.dataset import Dataset, Pairs
 from aiayn.data.sentencepiece_bpe import BOS, EOS
 from aiayn.data.update_plan import gather
-from aiayn.evaluation.search import search
+from aiayn.evaluation.search import decoder_of, search
 from aiayn.paper.attention import MemoryAttention, SelfAttention, distances
 from aiayn.paper.batch import Batch
 from aiayn.paper.transformer import Transformer
@@ -115,7 +115,7 @@ def translated(model: Transformer, dataset: Dataset, config: Config, sentence: s
         raise ConfigError(
             f"the sentence has {len(ids)} tokens: attention draws one line of standard input, of 1 to {LONGEST - 1}"
         )
-    (hypothesis,) = search(model, [ids], config.decoding, config.hardware)
+    (hypothesis,) = search(decoder_of(model), [ids], config.decoding, config.hardware)
     source, target = (np.array([*side, EOS]) for side in (ids.tolist(), hypothesis.ids[: LONGEST - 1]))
     pair = Pairs(source, np.array([0, len(source)]), target, np.array([0, len(target)]))
     return gather(pair, np.array([0])).to(next(model.parameters()).device)

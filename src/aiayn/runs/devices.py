@@ -18,12 +18,17 @@ POLL_SECONDS = 0.1
 
 
 def names(hardware: Hardware, limit: int = 0) -> list[str]:
-    """The devices here for such runs, or `limit` of them: GPUs by UUID, groups of cores; ConfigError if too few."""
+    """The devices here for such runs, or `limit` of them: groups of cores, or GPUs by UUID, and again as their shares.
+
+    ConfigError for runs that share GPUs and want several.
+    """
     if hardware.accelerator == "gpu":
         seen = gpus()
-        if limit > len(seen):
-            raise ConfigError(f"hydra.launcher.devices={limit}: must be at most {len(seen)}, the GPUs that torch sees")
-        return seen[: limit or None]
+        if limit > len(seen) and hardware.devices > 1:
+            cause = f"must be at most {len(seen)}, the GPUs that torch sees, since runs that share one have no other"
+            raise ConfigError(f"hydra.launcher.devices={limit}: {cause}; or give hardware.devices=1")
+        shares = range(max(1, -(-limit // len(seen))))
+        return [f"{gpu} share {share}" if share else gpu for share in shares for gpu in seen][: limit or None]
     return [str(number) for number in range(limit or max(hardware.devices, cores() // hardware.threads))]
 
 
@@ -56,6 +61,7 @@ class Pool:
             seen = " that torch sees" if hardware.accelerator == "gpu" else ""
             raise ConfigError(f"hardware.devices={hardware.devices}: must be at most {len(names)}, all devices{seen}")
         self.gpu, self.names = hardware.accelerator == "gpu", names
+        self.shared = any(" " in name for name in names)  # some GPU, among runs of one device
         self.taken: set[str] = set()
 
     def take(self, count: int, held: ExitStack) -> dict[str, str] | None:
@@ -69,7 +75,8 @@ class Pool:
             stack.callback(self.taken.difference_update, got)
             held.enter_context(stack.pop_all())
         # With all of them the workers see what this process sees, under whatever name
-        return {"CUDA_VISIBLE_DEVICES": ",".join(got)} if self.gpu and len(got) < len(self.names) else {}
+        seen = ",".join(name.partition(" ")[0] for name in got)
+        return {"CUDA_VISIBLE_DEVICES": seen} if self.gpu and len(got) < len(self.names) else {}
 
     def wait(self, count: int, held: ExitStack, check: Callable[[], None] = lambda: None) -> dict[str, str]:
         """What `take` gives, as soon as so many are free; says once that it waits. `check` may raise meanwhile."""

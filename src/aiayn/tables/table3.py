@@ -110,9 +110,9 @@ class Line:
         return [float(value) for value in found if value is not None]
 
     def origins(self, origin: str) -> list[str]:
-        """What made the row's runs, each once; older ones do not say it, or say `cpu`."""
+        """What made the row's runs, each once; older ones do not say their code, and of a processor only `cpu`."""
         found = (look_up(result, ORIGINS[origin]) for result in self.finished)
-        return list(dict.fromkeys(printable(str(value)) for value in found if value not in (None, "cpu")))
+        return list(dict.fromkeys(printable(str(value)) for value in found if value is not None))
 
     def measured(self, key: str) -> Measured | None:
         """The same over the seeds; None when none is finished."""
