@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import platform
-import shlex
 import sys
 import time
 from datetime import UTC, datetime
@@ -54,7 +53,8 @@ def main(run: Config) -> None:
     head = f"{machine}\n{run.experiment} at scale {run.scale.name}; {sizes}"
     align = ["left" if name in TEXT_COLUMNS else "right" for name in rows[0]]
     table, pipes = (tabulate(rows, "keys", form, colalign=align, disable_numparse=True) for form in ("plain", "pipe"))
-    made = f"`{shlex.join([*sys.argv[0].split(), *sys.argv[1:]])}`, {made_at}, {seconds:.0f} s."
+    command = " ".join(sys.argv).replace("'", "")  # with which Hydra's grammar has words quoted
+    made = f"`{command}`, {made_at}, {seconds:.0f} s."
     output = Path(run.bench.output)
     tables = output.with_suffix(".md")
     print(f"{head}\n{table}\n{seconds:.0f} s in all; all numbers: {output}; tables: {tables}", flush=True)
