@@ -53,7 +53,7 @@ def main(run: Config) -> None:
     head = f"{machine}\n{run.experiment} at scale {run.scale.name}; {sizes}"
     align = ["left" if name in TEXT_COLUMNS else "right" for name in rows[0]]
     table, pipes = (tabulate(rows, "keys", form, colalign=align, disable_numparse=True) for form in ("plain", "pipe"))
-    command = " ".join(sys.argv).replace("'", "")  # with which Hydra's grammar has words quoted
+    command = " ".join(sys.argv).replace("'", "")  # Hydra's grammar has words in quotes
     made = f"`{command}`, {made_at}, {seconds:.0f} s."
     output = Path(run.bench.output)
     tables = output.with_suffix(".md")

@@ -15,7 +15,7 @@ from aiayn.runs.models import within_memory
 
 
 def decoder_of(model: TranslationModel) -> Decoder:
-    """The model's next tokens, which are searched."""
+    """What a search asks for the model's next tokens; dropout is off from now on."""
     model.eval()
     return RecurrentDecoder(model) if isinstance(model, RecurrentModel) else TransformerDecoder(model)
 

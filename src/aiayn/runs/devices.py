@@ -18,14 +18,14 @@ POLL_SECONDS = 0.1
 
 
 def names(hardware: Hardware, limit: int = 0) -> list[str]:
-    """The devices here for such runs, or `limit` of them: groups of cores, or GPUs by UUID, and again as their shares.
+    """The devices here for such runs, or `limit`: groups of cores; GPUs by UUID, then shares of them if it is more.
 
-    ConfigError for runs that share GPUs and want several.
+    ConfigError for runs that would share GPUs and ask for several each.
     """
     if hardware.accelerator == "gpu":
         seen = gpus()
         if limit > len(seen) and hardware.devices > 1:
-            cause = f"must be at most {len(seen)}, the GPUs that torch sees, since runs that share one have no other"
+            cause = f"must be at most {len(seen)}, the GPUs that torch sees: runs that share a GPU use one each"
             raise ConfigError(f"hydra.launcher.devices={limit}: {cause}; or give hardware.devices=1")
         shares = range(max(1, -(-limit // len(seen))))
         return [f"{gpu} share {share}" if share else gpu for share in shares for gpu in seen][: limit or None]
@@ -61,7 +61,7 @@ class Pool:
             seen = " that torch sees" if hardware.accelerator == "gpu" else ""
             raise ConfigError(f"hardware.devices={hardware.devices}: must be at most {len(names)}, all devices{seen}")
         self.gpu, self.names = hardware.accelerator == "gpu", names
-        self.shared = any(" " in name for name in names)  # some GPU, among runs of one device
+        self.shared = any(" " in name for name in names)  # a GPU may have several runs at a time
         self.taken: set[str] = set()
 
     def take(self, count: int, held: ExitStack) -> dict[str, str] | None:
