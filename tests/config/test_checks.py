@@ -38,6 +38,11 @@ def test_a_wrong_value_is_one_line_with_key_value_and_remedy(words, line):
     assert "\n" not in str(caught.value)
 
 
+def test_a_key_that_another_choice_has_is_named_with_it():
+    hints = [schema.nearest(key).partition(",")[0] for key in ("data.train", "published.bleu", "data.trian")]
+    assert hints == ["only with data=files", "only with a row beyond Table 3", "did you mean data.train?"]
+
+
 def test_every_path_may_begin_with_a_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home of/ü")
     paths = [key for key, _, meta in schema.leaves(schema.Config()) if "path" in meta]

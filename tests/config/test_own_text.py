@@ -1,5 +1,6 @@
 """Text of one's own: what the names of its files say, and the commands that make two files of one."""
 
+import gzip
 import json
 import subprocess
 
@@ -61,6 +62,7 @@ def test_own_text_without_data_files_is_no_embedded_corpus():
 PAIRS = [("one two", "eins, zwei"), ('say "no"', "sag „nein“")]
 ONE_FILE = {
     "a b.tsv": "".join("{}\t{}\n".format(*pair) for pair in PAIRS),
+    "z.tsv.gz": 'one two\teins, zwei\nsay "no"\tsag „nein“\tthird\n',
     "x.CSV": 'one two,"eins, zwei"\n"say ""no""","sag\n„nein“"\n',
     "y.jsonl": "".join(json.dumps({"translation": {"en": one, "de": other}}) + "\n" for one, other in PAIRS),
     "t.tmx": "<tmx>{}{}</tmx>".format(*("<tu><seg>{}</seg><seg><b>{}</b></seg></tu>".format(*pair) for pair in PAIRS)),
@@ -70,7 +72,8 @@ ONE_FILE = {
 @pytest.mark.parametrize("key", ["data.dev", "data.dev_source", "data.dev_target"])
 @pytest.mark.parametrize("name", ONE_FILE)
 def test_a_file_of_both_sides_is_refused_with_what_parts_it(tmp_path, name, key):
-    (tmp_path / name).write_text(ONE_FILE[name], "utf-8")
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    (tmp_path / name).write_bytes(pack(ONE_FILE[name].encode()))
     with pytest.raises(schema.ConfigError, match=r"both sides; this makes dev\.source and dev\.target: ") as refused:
         compose.compose_row("data=files", "data.target_language=de", f"{key}='{name}'")
     subprocess.run(str(refused.value).split("dev.target: ")[1], shell=True, check=True, cwd=tmp_path)

@@ -85,11 +85,6 @@ def test_a_kill_at_any_point_leaves_the_old_or_the_new(folder, point):
     assert (folder / "file").read_bytes() == NEW
 
 
-def test_every_fault_point_is_reached_once_in_the_source():
-    calls = re.findall(r'fault\("(\w+)", path\)', Path(storage.__file__).read_text())
-    assert sorted(calls) == sorted(CRASHES) == sorted(storage.POINTS)
-
-
 @pytest.mark.parametrize("point", storage.POINTS)
 def test_a_disk_that_refuses_leaves_the_old_or_the_new(folder, monkeypatch, point):
     def refuse(reached: str, path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,8 +28,10 @@ def sha256(data: bytes) -> str:
 
 
 @pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    monkeypatch.setattr(download, "FIRST_PAUSE_SECONDS", 0.0)
+def pauses(monkeypatch) -> list[float]:
+    """The seconds between the attempts, which no test waits for."""
+    monkeypatch.setattr(download, "time", SimpleNamespace(sleep=(slept := list[float]()).append))
+    return slept
 
 
 @pytest.fixture
@@ -71,12 +74,13 @@ def test_a_file_comes_whole_under_its_name(server, remote, tmp_path):
     assert os.listdir(tmp_path) == [NAME]
 
 
-def test_the_next_command_resumes_what_one_left(server, remote, tmp_path):
+def test_the_next_command_resumes_what_one_left(server, remote, tmp_path, pauses):
     server.faults = [ends_early, status(429)] + [status(503)] * (download.ATTEMPTS - 2)
     with pytest.raises(download.Unavailable, match=r"failed 8 times, at last with: 503 .*what came is kept"):
         fetch(remote, tmp_path)
     assert download.missing_bytes(remote, tmp_path) == len(CONTENT) - 50_021
     assert len(server.asked) == download.ATTEMPTS
+    assert pauses == [1, 2, 4, 8, 16, 32, 64]
     assert fetch(remote, tmp_path).read_bytes() == CONTENT
     assert server.asked[-1] == (NAME, "bytes=50021-")
     assert download.missing_bytes(remote, tmp_path) == 0

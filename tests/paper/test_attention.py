@@ -54,6 +54,13 @@ def test_eq_1_by_hand() -> None:
     torch.testing.assert_close(attend(scaled_dot_products(queries, keys), values, mask)[0], values[:1])
 
 
+def test_bf16_scores_have_the_gradient_of_an_unrounded_softmax() -> None:
+    narrow, values = torch.randn(2, 17, 61).bfloat16().requires_grad_(), torch.randn(2, 61, 7).bfloat16()
+    wide = narrow.detach().float().requires_grad_()
+    of_narrow, of_wide = (torch.autograd.grad(attend(x, values, None)[0].sum(), x)[0] for x in (narrow, wide))
+    assert torch.equal(of_narrow, of_wide.bfloat16())
+
+
 # Eq. 1 written out for short sentences, torch's kernel for long ones
 @pytest.mark.parametrize("lengths", [LENGTHS, (4, 1, 19, 2)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])

@@ -351,9 +351,8 @@ def test_a_sweep_with_a_killed_row_ends_as_side_by_side(digits, aiayn_in, tmp_pa
 
 def test_a_run_that_left_nothing_is_named_with_its_code(toy_run):
     storage.write_text(folders.run_folder(toy_run) / "config.yaml", "left by an earlier attempt")
-    assert launcher.line_of(toy_run, exit_codes.STORAGE).endswith(
-        " seed 1  failed  exit code 5; its own output says why"
-    )
+    ends = " seed 1  failed  exit code 5; its own output says why"
+    assert launcher.line_of(toy_run, exit_codes.STORAGE).endswith(ends)
     assert launcher.line_of(toy_run, exit_codes.INTERRUPTED).endswith(" seed 1  missing  no update is recorded yet")
 
 

@@ -55,8 +55,7 @@ def main(run: Config) -> None:
     table, pipes = (tabulate(rows, "keys", form, colalign=align, disable_numparse=True) for form in ("plain", "pipe"))
     command = " ".join(sys.argv).replace("'", "")  # Hydra's grammar has words in quotes
     made = f"`{command}`, {made_at}, {seconds:.0f} s."
-    output = Path(run.bench.output)
-    tables = output.with_suffix(".md")
+    output, tables = Path(run.bench.output), Path(run.bench.output).with_suffix(".md")
     print(f"{head}\n{table}\n{seconds:.0f} s in all; all numbers: {output}; tables: {tables}", flush=True)
     storage.write_json(output, {"made_at": made_at, **about, "parts": parts, "seconds": seconds})
     storage.write_text(tables, "\n\n".join([f"## {run.bench.kind}, {run.experiment}", head, pipes, made]) + "\n")

@@ -125,6 +125,7 @@ def scaled(config: Config) -> Config:
     return vary(config, model=times(config.model, sizes), training=times(config.training, counts) | rate)
 
 
+_BOTH = re.compile(r"(?i)\.(tsv|csv|jsonl|tmx)(?:\.(gz|xz|bz2))?$")
 # The pairs of a file `f` in Python, by formats that hold both sides
 _PAIRS = {
     "tsv": r'line.split("\t") for line in f',
@@ -141,13 +142,14 @@ def _complete(data: dict[str, Any]) -> None:
     for split, side in itertools.product(("train", "dev", "test"), ("source", "target")):
         key, spoken = f"{split}_{side}", f"{side}_language"
         prefix, path = str(data.get(split, "")), str(data.get(key))
-        if both := re.search(r"(?i)\.(tsv|csv|jsonl|tmx)$", prefix) or re.search(r"(?i)\.(tsv|csv|jsonl|tmx)$", path):
+        if both := _BOTH.search(prefix) or _BOTH.search(path):
             script = (
                 "import csv, json, sys, xml.etree.ElementTree as xml; f = sys.stdin; sides ="
                 f' open("{split}.source", "w"), open("{split}.target", "w"); [print(*text.split(), file=side)'
                 f" for pair in ({_PAIRS[both[1].lower()]}) for side, text in zip(sides, pair)]"
             )
-            command = f"python3 -X utf8 -c '{script}' < {shlex.quote(both.string)}"
+            unpacked = {"gz": "zcat", "xz": "xzcat", "bz2": "bzcat"}.get((both[2] or "").lower(), "cat")
+            command = f"{unpacked} {shlex.quote(both.string)} | python3 -X utf8 -c '{script}'"
             raise ConfigError(f"{both.string} has both sides; this makes {split}.source and {split}.target: {command}")
         if data.get(spoken) == "???" and (ending := _LANGUAGE.search(path)):
             data[spoken] = ending[1]

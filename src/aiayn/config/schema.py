@@ -290,4 +290,6 @@ def nearest(key: str) -> str:
     # One of the same section, if there is one, comes last and stays
     by_name = {known.rpartition(".")[2]: known for known in sorted(known, key=lambda known: known.startswith(section))}
     close = [by_name[found] for found in difflib.get_close_matches(name, by_name, n=1, cutoff=0.7)]
-    return f"did you mean {close[0]}{' with data=files' * (key in close)}?" if close else "`--cfg job` prints every key"
+    if key in close:  # which not every choice of a group has
+        return f"only with {'data=files' if section == 'data' else 'a row beyond Table 3, such as experiment=s_rnn'}"
+    return f"did you mean {close[0]}?" if close else "`--cfg job` prints every key"

@@ -148,8 +148,7 @@ def corpus_statistics(run: Config) -> CorpusStatistics:
     if remote:
         folder = prepare.archives(run)
         absent = wmt14.missing(remote, folder)
-        present = [archive for archive in remote.archives if archive not in absent]
-        wmt14.check(present, folder, lambda message: None)
+        wmt14.check([archive for archive in remote.archives if archive not in absent], folder, lambda message: None)
         to_come, encoded = wmt14.needed(remote, folder, run.scale.pairs)
         state = f"{to_come / GIGA:.1f} GB to download" if absent else "every archive as its SHA-256 says"
         found = f"about {remote.pairs:,} pairs, {state}; not prepared yet: lengths are assumed"

@@ -135,7 +135,7 @@ def _encode(
 ) -> dict[str, Any]:
     """Writes token ids, and of dev and test the text, and returns the counts for the manifest; reads the split once."""
     unfit = ("empty", "invalid UTF-8", "too long", "beyond pairs") if split == "train" else ()
-    dropped = Counter(dict.fromkeys((*unfit, "over max_words"), 0))
+    dropped = Counter(dict.fromkeys((*unfit, "over max_words"), 0))  # the hash of the data includes these names
     # Paper: silent on long pairs; the released code drops those of more than 256 tokens from training
     longest = max_length - 1 if split == "train" else math.inf  # EOS is one token more
     pairs = read(split, parts, scale, dropped)

@@ -32,7 +32,7 @@ def attend(scores: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor,
     Scores (..., Q, M) and values (..., M, V) give (..., Q, V) and (..., Q, M). The mask is true where a query may
     attend, and leaves each query at least one key.
     """
-    # In bf16 the scores of long sentences would lose their order
+    # The gradient of a softmax is made of its weights, which bf16 would round: on a GPU autocast does the same
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)

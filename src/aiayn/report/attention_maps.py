@@ -141,12 +141,11 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     with figure_files.style():
         for kind, number, of_layer in progress.each(layers, "drawing the layers"):
             title = f"{KINDS[kind]}, layer {number}: {name}"
-            for look, draw in (("lines", lines), ("matrix", matrices)):
-                figure = draw(of_layer, *sides[kind], title)
+            for look, draw, reading in (("lines", lines, "from left to right"), ("matrix", matrices, "a row looks")):
+                figure = draw(of_layer, *sides[kind], f"{title}, {reading}")
                 image = figure_files.write(folder / "attention", f"{kind}-layer{number}-{look}", figure)
                 shown[kind].append((f"{title}, {look}", image))
-    (translation,) = dataset.tokenizer.decode([batch.target.tolist()])
-    both = [printable(sentence), printable(translation)]
+    both = [printable(text) for text in (sentence, *dataset.tokenizer.decode([batch.target.tolist()]))]
     about = "Lines go from a token, on the left, to those that it looks at. A row of a matrix is where its token looks."
     parts = [Section("Sentence and translation", [*both, about])]
     parts += [Section(KINDS[kind], figures=found) for kind, found in shown.items()]

@@ -72,8 +72,7 @@ class Sweep:
         self.pool = devices.Pool(hardware, names)
         unfinished = [run for run in self.runs if not jobs.is_finished(run)]
         self.failed_before = {folders.run_folder(run): written(run) for run in unfinished}
-        most = device_schedule.most_of_one(hardware, len(names))
-        widest = 1 if self.pool.shared else max_devices_per_run or most
+        widest = 1 if self.pool.shared else max_devices_per_run or device_schedule.most_of_one(hardware, len(names))
         self.waiting = assign_devices(unfinished, widest, len(names))
         self.elsewhere: list[Config] = []  # another command is at work on them
         self.active: dict[Path, jobs.Job] = {}
