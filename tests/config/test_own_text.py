@@ -72,8 +72,7 @@ ONE_FILE = {
 @pytest.mark.parametrize("key", ["data.dev", "data.dev_source", "data.dev_target"])
 @pytest.mark.parametrize("name", ONE_FILE)
 def test_a_file_of_both_sides_is_refused_with_what_parts_it(tmp_path, name, key):
-    pack = gzip.compress if name.endswith(".gz") else bytes
-    (tmp_path / name).write_bytes(pack(ONE_FILE[name].encode()))
+    (tmp_path / name).write_bytes((gzip.compress if name.endswith(".gz") else bytes)(ONE_FILE[name].encode()))
     with pytest.raises(schema.ConfigError, match=r"both sides; this makes dev\.source and dev\.target: ") as refused:
         compose.compose_row("data=files", "data.target_language=de", f"{key}='{name}'")
     subprocess.run(str(refused.value).split("dev.target: ")[1], shell=True, check=True, cwd=tmp_path)

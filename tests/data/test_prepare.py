@@ -34,7 +34,7 @@ def test_your_own_text_is_prepared_and_what_was_kept_is_printed(run, tmp_path, c
     prepare.main(with_files(run, dev_source=str(path)))
     printed = capsys.readouterr().out
     assert "train: 4001 lines, 4001 pairs kept, dropped: none" in printed
-    assert "dev: 41 lines, 41 pairs kept, dropped: none; unseen characters: 6 source, 0 target\n" in printed
+    assert "dev: 41 lines, 41 pairs kept, dropped: none; unseen characters or subwords: 6 source, 0 target\n" in printed
     assert re.search(r"25 subwords, SHA-256 [0-9a-f]{64}\n", printed)
     assert {path.name for path in tmp_path.iterdir()} == {"dev.source", "prepared"}
 

@@ -31,8 +31,8 @@ def main(run: Config) -> None:
         )
     if run.hardware.precision == "64-true":
         raise ConfigError("hardware.precision=64-true: bench measures fp32 and bf16; leave it out")
-    if run.fidelity.name != "paper":
-        raise ConfigError(f"fidelity={run.fidelity.name}: the baselines start with BOS; bench takes fidelity=paper")
+    if run.fidelity.target_space or run.fidelity.zero_start:
+        raise ConfigError("fidelity.target_space, fidelity.zero_start: the baselines have neither; use fidelity=paper")
     gpu = run.hardware.accelerator == "gpu"
     take_gpu(run.hardware)
     compute_with(run.hardware.threads)

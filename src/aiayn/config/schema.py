@@ -292,4 +292,5 @@ def nearest(key: str) -> str:
     close = [by_name[found] for found in difflib.get_close_matches(name, by_name, n=1, cutoff=0.7)]
     if key in close:  # which not every choice of a group has
         return f"only with {'data=files' if section == 'data' else 'a row beyond Table 3, such as experiment=s_rnn'}"
-    return f"did you mean {close[0]}?" if close else "`--cfg job` prints every key"
+    shown = "hydra" if key.startswith("hydra.") else "job"
+    return f"did you mean {close[0]}?" if close and shown == "job" else f"`--cfg {shown}` prints every key"

@@ -53,7 +53,7 @@ class Estimate:
     @property
     def checkpoint(self) -> float:
         """Bytes of one checkpoint."""
-        return float(CHECKPOINT_BYTES * self.parameters)
+        return float(CHECKPOINT_BYTES * self.parameters * (2 if self.run.hardware.precision == "64-true" else 1))
 
     @property
     def disk(self) -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from aiayn.config.schema import MAX_DISTANCE, Hardware, Model, Training
+from aiayn.config.schema import MAX_DISTANCE, Config, Hardware, Model, Training
 from aiayn.data.dataset import Pairs
 
 # The token-weighted mean length of WMT14's sentences, 28 subwords each on average: what counts in attention
@@ -31,6 +31,7 @@ GPUS = {
     "rtx4080": Device(97.5, 16.0),
     "rtx4060": Device(30.2, 8.0),
 }
+VOCAB_SIZES = {"en-de": 37_000, "en-fr": 32_000}  # 5.1: of byte pairs "about 37000", of word pieces 32000
 # fp32 on one core with AVX-512 at 2.6 GHz: two units of 16 lanes, each multiplies and adds
 CORE = Device(0.166, None, basis="measured now in updates of base")
 
@@ -54,6 +55,11 @@ def planned(model: Model, training: Training, embedding_rows: int) -> float:
     """The operations of all updates of a training, every update full, its sentences as long as WMT14's."""
     tokens = training.max_steps * training.tokens_per_update
     return training_flops(model, embedding_rows, tokens, tokens, LENGTH, LENGTH)
+
+
+def of_paper(row: Config, pair: str = "en-de") -> float:
+    """FLOPs of the paper's training of an unscaled row: its updates of full size, its subwords, assumed lengths."""
+    return planned(row.model, row.training, VOCAB_SIZES[pair])
 
 
 def _of_transformer(model: Model, source_length: float, length: float) -> tuple[float, float]:

@@ -97,8 +97,8 @@ def _raw_lines(path: Path | Member) -> Iterator[bytes]:
                 if number == 0:
                     if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or line[:4].count(0) in (2, 3):
                         width, order = 32 if b"\0\0" in line[:4] else 16, "BE" if line[0] in b"\0\xfe" else "LE"
-                        command = f"iconv -f UTF-{width}{order} -t UTF-8 {path} > {path}.utf8"
-                        raise DataError(f"{path} is UTF-{width}: convert it with `{command}`")
+                        command = f"iconv -f UTF-{width}{order} -t UTF-8 FILE > NEW"
+                        raise DataError(f"{path} is UTF-{width}: unpack it if it is compressed, then `{command}`")
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
     except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:

@@ -103,5 +103,5 @@ def main(config: Config) -> None:
     print(f"{dataset.folder}: {dataset.tokenizer.vocab_size} subwords, SHA-256 {dataset.sha256}")
     for split, counts in dataset.manifest["splits"].items():
         dropped = ", ".join(f"{count} {reason}" for reason, count in counts["dropped"].items() if count) or "none"
-        unseen = f"unseen characters: {counts['source_unknown']} source, {counts['target_unknown']} target"
+        unseen = f"unseen characters or subwords: {counts['source_unknown']} source, {counts['target_unknown']} target"
         print(f"{split}: {counts['lines']} lines, {counts['kept']} pairs kept, dropped: {dropped}; {unseen}")

@@ -45,7 +45,7 @@ def evaluate(
     for side in SIDES:
         unseen, texts = dataset.manifest["splits"][split][f"{side}_unknown"], dataset.texts(split, side)
         if unseen > 0.01 * sum(map(len, texts)):
-            print(f"warning: {unseen} {side} characters of {split} never occur in the training text", flush=True)
+            print(f"warning: {split} has {unseen} {side} characters or subwords that training has not", flush=True)
     pairs = dataset.pairs(split)
     tokens = len(pairs.target_ids)
     with within_memory(config.hardware, "tokens_per_micro_batch", tokens, config.data.max_length):

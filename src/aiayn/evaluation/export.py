@@ -123,7 +123,7 @@ def main(config: Config) -> None:
         )
     fidelity = config.fidelity
     if fidelity.sinusoids != "alternating" or fidelity.target_space or fidelity.zero_start or fidelity.embedding_rows:
-        raise ConfigError(f"fidelity={fidelity.name}: what is exported starts with BOS; export runs of fidelity=paper")
+        raise ConfigError("fidelity: no format holds other values than the paper's; export runs of fidelity=paper")
     if find_spec(config.format) is None:  # the format is named after its library
         raise ConfigError(f"format={config.format}: {config.format} is not installed; pip install 'aiayn[export]'")
     model, dataset, run_folder, _ = trained(config)

@@ -16,7 +16,6 @@ from aiayn.report import figures
 from aiayn.report.figure_files import GREY, INK, PAPER_COLOUR, SUPTITLE
 from aiayn.runs import records
 from aiayn.tables import paper_claims, table3
-from aiayn.tables.table2 import papers_compute
 from aiayn.tables.table3 import Line, Metric, Table
 
 MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an effect says nothing
@@ -70,7 +69,7 @@ def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
         papers = paper_claims.unit(line.papers(metric), metric) - paper_claims.unit(base.papers(metric), metric)
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.axhline(papers, color=PAPER_COLOUR, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.plot(papers_compute(line.config), papers, "D", color=PAPER_COLOUR, fillstyle="none", markersize=5)
+        axes.plot(flops.of_paper(line.config), papers, "D", color=PAPER_COLOUR, fillstyle="none", markersize=5)
         for table in climbed:
             if found := effect(table, table.lines[number], metric):
                 place, fill = planned(table, table.lines[number]), "none" if found[1] is None else "full"
@@ -88,7 +87,7 @@ def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
     drawn[0][1].xaxis.set(major_locator=LogLocator(numticks=5), minor_locator=NullLocator(), major_formatter=power)
     at = [f"base at {figures.conditions(table)}: {flops.power(planned(table, table.base))}" for table in climbed]
     differ = "the corpora differ; " * (len({table.data for table in climbed}) > 1)
-    at.append(f"in the paper: {flops.power(papers_compute(base.config))}; {differ}hollow dots: one seed of row or base")
+    at.append(f"in the paper: {flops.power(flops.of_paper(base.config))}; {differ}hollow dots: one seed of row or base")
     figure.supxlabel("\n".join(at), fontsize=7)
     figure.suptitle(f"{'ln PPL' if metric == 'PPL' else metric} minus base's against FLOPs of training", **SUPTITLE)
     return figure

@@ -33,7 +33,7 @@ def work(run: Config) -> float:
 
 
 def assign_devices(runs: list[Config], max_devices_per_run: int, available: int) -> list[Config]:
-    """The runs, longest first, each with as many devices as in the schedule of `aiayn plan`."""
+    """The runs, longest first, with devices as `aiayn plan` gives them, for sentences as long as WMT14's."""
     fewest = max((run.hardware.devices for run in runs), default=1)
     named = {str(folders.run_folder(run)): run for run in runs}  # no two runs of a sweep have the same folder
     operations = {name: work(run) for name, run in named.items()}

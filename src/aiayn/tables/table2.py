@@ -40,7 +40,6 @@ OTHERS: tuple[tuple[str, dict[str, str], dict[str, float]], ...] = (
     ("GNMT + RL Ensemble", {"en-de": "26.30", "en-fr": "41.16"}, {"en-de": 1.8e20, "en-fr": 1.1e21}),
     ("ConvS2S Ensemble", {"en-de": "26.36", "en-fr": "41.29"}, {"en-de": 7.7e19, "en-fr": 1.2e21}),
 )
-VOCAB_SIZES = {"en-de": 37_000, "en-fr": 32_000}  # 5.1: of byte pairs "about 37000", of word pieces 32000
 HEAD = ("model", "figures from", "BLEU", "13a", "intl", "FLOPs as printed", "FLOPs by count")
 PRINTED, MEASURED, NONE = "the paper's table", "measured here", "–"
 
@@ -52,7 +51,7 @@ def evaluation(experiment: str) -> str:
 
 def holds(run: Config, name: str) -> bool:
     """Whether an evaluation of a run stands in the table: the paper's languages, base or big as it is, averaged so."""
-    in_table = run.experiment in PAPER and languages(run) in VOCAB_SIZES
+    in_table = run.experiment in PAPER and languages(run) in flops.VOCAB_SIZES
     return in_table and name == evaluation(run.experiment) and not folders.variation(run)
 
 
@@ -76,7 +75,7 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
         for name, bleu, work in OTHERS
     ]
     for line in rows:
-        paper, counted = PAPER[line.name], flops.power(papers_compute(line.config, pair))
+        paper, counted = PAPER[line.name], flops.power(flops.of_paper(line.config, pair))
         printed.append([paper.name, PRINTED, str(paper.bleu[pair]), NONE, NONE, flops.power(paper.flops, 1), counted])
     cells = [HEAD, *printed, *(_measured(line, run, dataset) for line in rows)]
     align = ["left", "left", *["right"] * (len(HEAD) - 2)]
@@ -90,11 +89,6 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
         " counted here, of its steps of 25,000 tokens.",
         *(f"{status}  {name}: {detail}" for name, status, detail in notes if status in ("stale", "unreadable")),
     ]
-
-
-def papers_compute(row: Config, pair: str = "en-de") -> float:
-    """FLOPs of the paper's training of an unscaled row: its updates of full size, its subwords, assumed lengths."""
-    return flops.planned(row.model, row.training, VOCAB_SIZES[pair])
 
 
 def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:

@@ -115,9 +115,9 @@ class SideBySide(Launcher):
         from aiayn.sweep import launcher
 
         for key in ("devices", "max_devices_per_run"):
-            if not isinstance(value := getattr(self, key), int) or value < 0:
+            if type(value := getattr(self, key)) is not int or value < 0:
                 cli.fail(f"hydra.launcher.{key}={value}: must be a whole number from 0 up")
-        if not isinstance(self.hang_timeout, int | float) or not self.hang_timeout > 0:
+        if type(self.hang_timeout) not in (int, float) or not self.hang_timeout > 0:
             cli.fail(f"hydra.launcher.hang_timeout={self.hang_timeout}: must be a number of minutes above 0")
         with cli.one_line_errors():
             runs = checked_runs(self.hydra_context, self.config, job_overrides)
