@@ -127,7 +127,7 @@ WRONG = {
     "train -m experiment=glob(x_*)": "the sweep has no run: its glob fits no name, or its range is empty",
     "train -m hydra.launcher.devices=1 hardware.devices=2": "hardware.devices=2: must be at most 1",
     "bench hardware.precision=64-true": "bench measures fp32 and bf16",
-    "bench fidelity=released_code": "bench takes fidelity=paper",
+    "bench fidelity=released_code": "use fidelity=paper",
     "train -m hydra.launcher.devices=x seed=1,2": "hydra.launcher.devices=",
     "train -m hydra.launcher.hang_timeout=0 seed=1,2": "hydra.launcher.hang_timeout=",
     "prepare -m seed=1,2": "only train sweeps",
