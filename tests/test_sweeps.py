@@ -53,7 +53,6 @@ def test_every_point_of_a_wandb_sweep_is_a_run_shown_online(path: Path) -> None:
 
 
 def test_the_wandb_sweep_of_table_3_has_its_rows_and_three_seeds() -> None:
-    """And varies nothing else of a row."""
     sweep = read(FOLDER / "wandb" / "table3.yaml")
     assert sweep["parameters"] == {"seed": {"values": [1, 2, 3]}, "experiment": {"values": [*ROWS]}}
     assert [word for word in sweep["command"] if "=" in word] == ["wandb.mode=online"]

@@ -65,16 +65,7 @@ def task(command: str) -> Callable[[DictConfig], int]:
                 converted = compose.convert(composed)
                 if "hardware" in manual.COMMANDS[command].keys and "RANK" not in os.environ:
                     devices.warn_of_threads(converted.hardware, converted.hardware.devices if command == "train" else 1)
-                if command != "train":
-                    import_module(f"aiayn.{manual.COMMANDS[command].module}").main(converted)
-                elif "RANK" in os.environ:
-                    from aiayn.training import worker
-
-                    worker.leave(worker.as_rank(converted))
-                else:
-                    from aiayn.sweep import one_run
-
-                    sys.exit(one_run.run_here(converted))
+                import_module(f"aiayn.{manual.COMMANDS[command].module}").main(converted)
         except SystemExit as exit:
             # A launcher has other runs to start; only submitit exits below 0, with its job back in the queue
             if HydraConfig.get().mode != RunMode.MULTIRUN or not isinstance(exit.code, int) or exit.code < 0:

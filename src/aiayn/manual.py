@@ -21,7 +21,7 @@ _OF_TRAINING = "seed model training decoding hardware wandb output"
 _OF_TRAINED = "average decoding hardware"
 COMMANDS = {
     "prepare": Command("data.prepare", "download, clean, tokenize and encode a corpus", "data tokenizer prepared"),
-    "train": Command("training.train", "train a row, or many with -m, and evaluate each on the dev set", _OF_TRAINING),
+    "train": Command("sweep.one_run", "train a row, or many with -m, and evaluate each on the dev set", _OF_TRAINING),
     "evaluate": Command("tables.table2", "perplexity, BLEU of a trained row; Table 2", f"split {_OF_TRAINED}"),
     "translate": Command("evaluation.translate", "standard input to standard output, line by line", _OF_TRAINED),
     "table": Command("tables.table", "Table 3, paper and ours, from what is trained", "format"),

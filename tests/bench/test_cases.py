@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from aiayn.bench import cases
-from aiayn.config import compose
+from aiayn.config import compose, schema
+from aiayn.runs.models import build
 
 
 def test_cases_are_interleaved_and_round_0_is_not_counted():
@@ -21,10 +22,16 @@ def test_in_training_a_weight_is_rounded_after_each_update(control, toy):
     trainer = cases.Trainer(torch.nn.Linear(2, 3), [], "bf16", compose.compose_row(*toy))
     with torch.autocast("cpu", torch.bfloat16) if control else trainer.computing():
         before = torch.nn.functional.linear(x, weight)
-        with torch.no_grad():
-            weight *= 2
+        weight.data *= 2
         after = torch.nn.functional.linear(x, weight)
     assert torch.equal(after, before if control else before * 2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ours_is_compiled_where_it_trains_so(compiled, toy, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    run = schema.vary(compose.compose_row(*toy), hardware={"compile": compiled})
+    assert cases.Trainer(build(run, 97), [], "bf16", run).model.is_compiled() == compiled
 
 
 def test_an_update_is_computed_in_micro_batches(toy):
@@ -41,3 +48,5 @@ def test_a_case_with_other_results_is_not_timed(toy, monkeypatch):
     monkeypatch.setattr(cases.baselines, "smoothed_loss", lambda *given: 1.01 * loss(*given))
     with pytest.raises(AssertionError, match=r"torch\.nn fp32: not the same results"):
         cases.training(run, ["fp32"])
+    with pytest.raises(schema.ConfigError, match="1024 positions"):
+        cases.training(schema.vary(run, data={"max_length": 1025}), ["fp32"])

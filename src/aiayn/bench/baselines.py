@@ -102,7 +102,7 @@ class MarianTransformer(nn.Module):
             activation_function="relu",
             dropout=model.source_dropout.probability,
             scale_embedding=True,
-            pad_token_id=PAD,
+            **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), PAD),
         )
         self.marian = transformers.MarianModel(options).to(model.embedding.weight.device)
         self.marian.load_state_dict(marian_state(model))

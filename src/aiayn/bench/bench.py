@@ -26,9 +26,7 @@ TEXT_COLUMNS = ("part", "case", "precision", "check")
 def main(run: Config) -> None:
     """Measures, prints the sheets, and writes them as Markdown and all numbers as JSON."""
     if not run.model.in_table3:
-        raise ConfigError(
-            f"experiment={run.experiment}: bench measures the parts of Table 3; give one of its rows, such as base"
-        )
+        raise ConfigError(f"experiment={run.experiment}: bench measures rows of Table 3; give one, such as base")
     if run.hardware.precision == "64-true":
         raise ConfigError("hardware.precision=64-true: bench measures fp32 and bf16; leave it out")
     if run.fidelity.target_space or run.fidelity.zero_start:

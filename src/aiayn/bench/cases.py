@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aiayn.bench import baselines
-from aiayn.bench.baselines import SENTENCES, Decode
-from aiayn.config.schema import Config
+from aiayn.config.schema import Config, ConfigError
 from aiayn.data.dataset import Pairs
 from aiayn.data.sentencepiece_bpe import EOS
 from aiayn.data.update_plan import rows_of_part
+from aiayn.evaluation.export import POSITIONS
 from aiayn.evaluation.search import decoder_of, search
 from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.transformer import Transformer
@@ -67,8 +67,7 @@ class Trainer:
         if not isinstance(model, Transformer):
             self.batches = [list(map(baselines.padded, batches)) for batches in self.batches]
         # Weights that were rounded once would be those of all updates of a round
-        options: Any = {"enabled": precision == "bf16", "cache_enabled": False}
-        self.computing = partial(torch.autocast, config.hardware.device, torch.bfloat16, **options)
+        self.computing = partial(torch.autocast, config.hardware.device, torch.bfloat16, precision == "bf16", False)
         recipe, weights = config.training, self.model.parameters()
         betas = (recipe.adam_beta1, recipe.adam_beta2)
         self.adam = torch.optim.Adam(weights, lr=1e-4, betas=betas, eps=recipe.adam_epsilon, fused=True)
@@ -109,6 +108,8 @@ class Trainer:
 
 def training(config: Config, precisions: list[str]) -> dict[str, Any]:
     """Forward, loss, backward, Adam: what each case's rounds took, and how far its first result is from ours."""
+    if (longest := config.data.max_length) > POSITIONS:
+        raise ConfigError(f"data.max_length={longest}: the baselines have {POSITIONS} positions; give fewer")
     updates = random_updates(config)
     model = build(config, config.data.vocab_size).to(config.hardware.device)
     assert isinstance(model, Transformer)
@@ -131,7 +132,7 @@ def our_decode(model: Transformer, config: Config, precision: str, sentences: An
     """Our search, for outputs of at most `OUTPUT_LENGTH` tokens."""
     bits = "full" if precision == "fp32" else precision
     options = dataclasses.replace(config.decoding, beam_size=beam_size, precision=bits, max_extra=0)
-    hardware = dataclasses.replace(config.hardware, tokens_per_search=SENTENCES * OUTPUT_LENGTH)
+    hardware = dataclasses.replace(config.hardware, tokens_per_search=baselines.SENTENCES * OUTPUT_LENGTH)
     hypotheses = search(decoder_of(model), [np.array(sentence) for sentence in sentences], options, hardware)
     return [hypothesis.ids for hypothesis in hypotheses]
 
@@ -139,16 +140,16 @@ def our_decode(model: Transformer, config: Config, precision: str, sentences: An
 def decoding(config: Config, precisions: list[str], beam_size: int) -> dict[str, Any]:
     """Search with `beam_size` hypotheses: what each case's rounds took, and how many outputs equal ours in fp32."""
     device = config.hardware.device
-    shape = (config.bench.rounds + 1, config.bench.updates * SENTENCES, OUTPUT_LENGTH - 1)
+    shape = (config.bench.rounds + 1, config.bench.updates * baselines.SENTENCES, OUTPUT_LENGTH - 1)
     sources = np.random.default_rng(config.seed).integers(EOS + 1, config.data.vocab_size, shape)
     model = endless(build(config, config.data.vocab_size)).to(device).eval()
-    searches: list[tuple[str, str, Decode]] = [(OURS, p, partial(our_decode, model, config, p)) for p in precisions]
+    ways: list[Any] = [(OURS, p, partial(our_decode, model, config, p)) for p in precisions]
     if find_spec("ctranslate2"):
         theirs = baselines.ctranslate2_decode(copy.deepcopy(model), config.hardware.threads, OUTPUT_LENGTH)
-        searches.append(("CTranslate2", "fp32", theirs))
-    first, cases = sources[0, :SENTENCES].tolist(), []
+        ways.append(("CTranslate2", "fp32", theirs))
+    first, cases = sources[0, : baselines.SENTENCES].tolist(), []
     expected = our_decode(model, config, "fp32", first, beam_size)
-    for name, precision, decode in searches:
+    for name, precision, decode in ways:
         outputs = decode(first, beam_size)
         assert {len(ids) for ids in outputs} == {OUTPUT_LENGTH}, f"{name}: not the same work"
         same = sum(one == other for one, other in zip(outputs, expected, strict=True)) / len(expected)
@@ -156,7 +157,7 @@ def decoding(config: Config, precisions: list[str], beam_size: int) -> dict[str,
         run = partial(lambda decode, number: decode(sources[number].tolist(), beam_size), decode)
         cases.append(Case(name, precision, run, {"equal_outputs": same}))
     time_interleaved(cases, config.bench.rounds, device)
-    tokens = config.bench.updates * SENTENCES * OUTPUT_LENGTH
+    tokens = config.bench.updates * baselines.SENTENCES * OUTPUT_LENGTH
     return _measured(cases, "batch", config, [tokens] * config.bench.rounds)
 
 

@@ -49,8 +49,9 @@ def nats_and_gradient(
     if not with_gradient:
         return nats, all_nats, None
     gradient = log_probabilities.exp_().sub_(share)
-    gradient.scatter_add_(1, target, gradient.new_full((1, 1), -extra).expand_as(target))
-    return nats, all_nats, gradient.to(logits.dtype)
+    of_target = gradient.gather(1, target).sub_(extra)
+    # In this order a compiled one is never written down in float32
+    return nats, all_nats, gradient.to(logits.dtype).scatter_(1, target, of_target.to(logits.dtype))
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

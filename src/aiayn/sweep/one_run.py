@@ -1,5 +1,6 @@
 """One run on this terminal: `aiayn train` without a sweep, and each task of another launcher."""
 
+import os
 import sys
 import time
 from functools import partial
@@ -9,6 +10,14 @@ from aiayn.core import signals
 from aiayn.core.exit_codes import DONE, INTERRUPTED
 from aiayn.runs import devices, jobs, records
 from aiayn.sweep import slurm
+from aiayn.training import worker
+
+
+def main(run: Config) -> None:
+    """Trains one run, as one of torchrun's ranks or with workers of its own, and exits with its code."""
+    if "RANK" in os.environ:
+        worker.leave(worker.as_rank(run))
+    sys.exit(run_here(run))
 
 
 def run_here(run: Config) -> int:

@@ -141,7 +141,7 @@ def _compared(table: Table, metric: Metric) -> list[Column]:
     theirs, own = table.effects(paper), table.effects(ours)
     # Whether an effect has the paper's sign; one that the paper itself may owe to chance says nothing
     agree = [
-        "weak" if x is None or y is None or round(abs(y), 6) < tolerance else "good" if x * y > 0 else "far"
+        "weak" if not x or y is None or round(abs(y), 6) < tolerance else "good" if x * y > 0 else "far"
         for x, y in zip(own, theirs, strict=True)
     ]
     return [*columns, differences(metric, "Δ paper", theirs), differences(metric, "Δ ours", own, agree)]
