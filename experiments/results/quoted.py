@@ -139,12 +139,18 @@ def agreement(folder: Path) -> list[str]:
 
 
 def claims(*words: str) -> str:
-    """A note on how to read it, and one line for each claim."""
+    """A note on how to read it, how far seeds spread, and one line for each claim."""
     run = compose.compose_row(*words)
     made = table3.table(run, records.read_runs(folders.sweep_folder(run)))
     findings = paper_claims.check(made, beyond.on_dev(run, made)[1])
     cells = [[found.texts[key] for key in CLAIM_COLUMNS] for found in findings]
-    return f"{CLAIM_NOTE}\n{tabulate(cells, list(CLAIM_COLUMNS.values()), tablefmt='github')}"
+    spreads = []
+    for metric, (factor, unit) in {"PPL": (100, " %"), "BLEU": (1, "")}.items():
+        known = paper_claims.common_spread(made, metric)
+        one = known and f"standard deviation {factor * known[0] ** 0.5:.2f}{unit}, {known[1]} degrees of freedom"
+        spreads.append(f"{metric}: {one or 'each row has its own (Welch)'}")
+    note = f"{CLAIM_NOTE}\nSpread over seeds, of all rows together: {'; '.join(spreads)}.\n"
+    return f"{note}\n{tabulate(cells, list(CLAIM_COLUMNS.values()), tablefmt='github')}"
 
 
 def lengths(*words: str) -> str:

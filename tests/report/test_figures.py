@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from scipy import stats
 
 from aiayn.config import compose
 from aiayn.report import figures
@@ -44,25 +43,10 @@ def test_a_group_shows_the_papers_effects_and_ours() -> None:
     assert points(figure, 0, "o") == pytest.approx([2 * row.ppl for row in rows])
 
 
-def bar(figure: Figure, row: int) -> list[float] | None:
-    """The two ends of a row's interval of BLEU, by the row's place in the figure; None where no bar is drawn."""
-    ours = [found for found in figure.axes[1].containers if str(found.get_label()).startswith("ours")]
-    return None if not ours[row].lines[2] else ours[row].lines[2][0].get_segments()[0][:, 1].tolist()
-
-
-def test_an_effects_interval_is_welchs_and_one_seed_has_none() -> None:
-    made = table(3)
-    base, learned = np.array([25.8, 25.9, 26.0]), np.array([25.7, 26.1, 26.2])
-    for result, bleu in zip(next(line for line in made.lines if line.group == "(E)").finished, learned, strict=True):
-        result["dev"]["bleu"]["paper"] = bleu
-    figure = figures.group(made, "(E)")
-    expected = stats.ttest_ind(learned, base, equal_var=False).confidence_interval(0.95)
-    assert bar(figure, 1) == pytest.approx(expected, abs=1e-9)
-    assert bar(figure, 0) is None, "base's difference from itself is no measurement"
-    one = dataclasses.replace(made, lines=tuple(dataclasses.replace(line, runs=line.runs[:1]) for line in made.lines))
-    alone = figures.group(one, "(E)")
-    legends = [drawn.axes[0].get_legend().texts[-1].get_text() for drawn in (figure, alone)]
-    assert (bar(alone, 1), legends) == (None, ["ours; bars: 95 %", "ours"])
+def test_a_group_shows_each_of_several_seeds() -> None:
+    dashes = [line for line in figures.group(table(3), "(E)").axes[1].lines if line.get_marker() == "_"]
+    assert [line.get_ydata() for line in dashes] == [pytest.approx(at) for at in ([-0.1, 0, 0.1], [-0.2, -0.1, 0.0])]
+    assert not [line for line in figures.group(table(), "(E)").axes[1].lines if line.get_marker() == "_"]
 
 
 def test_effects_are_rows_minus_base_and_every_row_is_named() -> None:

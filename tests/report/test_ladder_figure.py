@@ -16,8 +16,9 @@ from aiayn.core import storage
 from aiayn.report import figure_files, ladder_figure
 from aiayn.report.ladder_figure import effect, planned
 from aiayn.runs import records
-from aiayn.tables import table3
+from aiayn.tables import paper_claims, table3
 from aiayn.tables.table3 import Table
+from tests.tables.test_paper_claims import differing
 
 PutRuns = Callable[..., Config]
 
@@ -83,3 +84,13 @@ def test_the_figure_shows_every_rows_effects_and_the_papers(put_runs: PutRuns) -
         assert diamond.get_ydata()[0] == pytest.approx(expected)
     assert panels["a_h1"].get_ylim() == panels["a_h32"].get_ylim()
     assert panels["a_h1"].get_ylim() != panels["c_n2"].get_ylim()  # control: another group
+
+
+def test_an_interval_is_that_of_the_claim() -> None:
+    made = differing("d_dropout00", 0.04, 0.02)
+    found = next(f for f in paper_claims.check(made, {}) if f.claim.rows == ("d_dropout00", "base"))
+    line = next(line for line in made.lines if line.name == "d_dropout00")
+    mean, half = effect(made, line, "PPL")
+    assert (mean - half, mean + half) == pytest.approx(found.interval)
+    one = dataclasses.replace(line, runs=line.runs[:1])
+    assert effect(made, one, "PPL")[1] is None

@@ -21,12 +21,13 @@ from tests.tables.test_formats import table as made_up
 WORDS = ["der", "die", "das", "ein", "eine", "Licht", "Raum", "Haus", "Tür", "Fenster", "an", "aus", "auf", "zu"]
 
 
-def differing(row: str, by: float, size: float) -> Table:
-    """Five seeds: perplexities equal but for noise and one row that is worse by so many nats, and equal BLEU."""
+def differing(row: str, by: float, size: float, of_row: float = 1.0) -> Table:
+    """Five seeds: perplexities equal but for noise, of one row `of_row` times as much and so many nats; equal BLEU."""
     random = np.random.default_rng(13)
 
     def ppl(config: Config, _: int) -> float:
-        return 30 * math.exp(random.normal(0, size) + by * (config.experiment == row))
+        noise, is_row = random.normal(0, size), config.experiment == row
+        return 30 * math.exp(noise * (of_row if is_row else 1) + by * is_row)
 
     return made_up(seeds=range(5), ppl=ppl, bleu=lambda *_: 20.0)
 
@@ -81,17 +82,6 @@ def test_one_seed_is_no_verdict_however_large_the_effect(papers_counts) -> None:
     assert "reproduced" in {f.verdict for f in paper_claims.check(like_the_paper(2), papers_counts)}  # control
 
 
-def test_two_rows_are_compared_by_welchs_test() -> None:
-    random = np.random.default_rng(5)
-    a, b = random.normal(1, 2, 3), random.normal(2, 0.5, 7)
-    found = paper_claims.rise({"a": a.tolist(), "b": b.tolist()}, {"a": -1.0, "b": 1.0})
-    theirs, both = (stats.ttest_ind(b, a, equal_var=False, alternative=side) for side in ("greater", "two-sided"))
-    assert (found.cdf(0), found.sf(0)) == pytest.approx((theirs.pvalue, 1 - theirs.pvalue), rel=1e-9)
-    assert found.interval(0.95) == pytest.approx(both.confidence_interval(0.95), rel=1e-9)
-    pooled = stats.ttest_ind(b, a, alternative="greater")  # control
-    assert found.cdf(0) != pytest.approx(pooled.pvalue, rel=1e-2)
-
-
 def test_several_rows_are_compared_by_a_least_squares_slope() -> None:
     made = like_the_paper(3, 0.1)
     lines = {line.name: line for line in made.lines}
@@ -111,18 +101,29 @@ def test_equality_is_tested_as_such(apart: float, verdict: str) -> None:
     assert found.verdict == verdict
 
 
-def test_a_p_value_is_two_sided() -> None:
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_p_value_is_two_sided_and_welchs_if_rows_differ(alike: bool) -> None:
     """Of two rows alone, so that one claim is tested and nothing is corrected."""
-    rows = ("d_dropout00", "base")
-    made = differing(rows[0], 0.04, 0.02)
-    kept = tuple(line if line.name in rows else dataclasses.replace(line, runs=()) for line in made.lines)
-    made = dataclasses.replace(made, lines=kept)
-    (found,) = [f for f in paper_claims.check(made, {}) if f.p is not None]
-    base, row = ([math.log(ppl) for ppl in line.values("dev.ppl")] for line in kept if line.name in rows)
-    theirs = stats.ttest_ind(row, base, equal_var=False)
+    made = differing("d_dropout00", 0.04, 0.02) if alike else differing("d_dropout00", 0.4, 0.02, 7)
+    seeds = {"d_dropout00": 4, "base": 5}
+    kept = tuple(dataclasses.replace(line, runs=line.runs[: seeds.get(line.name, 0)]) for line in made.lines)
+    (found,) = [f for f in paper_claims.check(dataclasses.replace(made, lines=kept), {}) if f.p is not None]
+    base, row = ([math.log(ppl) for ppl in line.values("dev.ppl")] for line in kept if line.runs)
+    theirs = stats.ttest_ind(row, base, equal_var=alike)
+    assert (stats.bartlett(row, base).pvalue > 0.05) == alike
     assert 0.001 < theirs.pvalue < 0.5
     assert found.p == pytest.approx(theirs.pvalue, rel=1e-9)
     assert found.interval == pytest.approx(tuple(theirs.confidence_interval(0.95)), rel=1e-9)
+
+
+def test_the_seeds_of_all_rows_tell_how_far_seeds_spread() -> None:
+    made = like_the_paper(2, 0.05)
+    found = next(f for f in paper_claims.check(made, {}) if f.claim.rows == ("d_dropout00", "base"))
+    logs = {line.name: np.log(line.values("dev.ppl")) for line in made.lines}
+    squares = sum(((values - values.mean()) ** 2).sum() for values in logs.values())
+    half = stats.t(20).ppf(0.975) * math.sqrt(squares / 20 * (1 / 2 + 1 / 2))  # 20 rows of two seeds, of each a mean
+    effect = logs["d_dropout00"].mean() - logs["base"].mean()
+    assert found.interval == pytest.approx((effect - half, effect + half), rel=1e-9)
 
 
 def test_p_values_are_corrected_for_their_number() -> None:

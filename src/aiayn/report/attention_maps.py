@@ -30,11 +30,8 @@ from aiayn.runs.records import printable
 # H heads; Q query tokens; M tokens that they look at
 Weights = npt.NDArray[np.float32]  # (H, Q, M): each row sums to 1
 
-KINDS = {
-    "encoder": "Encoder self-attention",
-    "decoder": "Decoder self-attention, masked",
-    "cross": "Attention of the decoder to the encoder",
-}
+KINDS = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention, masked"}
+KINDS |= {"cross": "Attention of the decoder to the encoder"}
 LONGEST = 60  # tokens of a side: more are no picture any more
 _COLUMNS = 2  # of heads, as a phone shows them
 _FAINTEST = 0.02

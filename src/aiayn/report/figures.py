@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from aiayn.evaluation.metrics import bleu_of_counts
 from aiayn.report.curves import Curve
 from aiayn.report.figure_files import GREY, INK, PAPER_COLOUR, SUPTITLE
-from aiayn.tables.paper_claims import Counts, mean_and_bar, rank_correlation, signed
+from aiayn.tables.paper_claims import Counts, rank_correlation, signed
 from aiayn.tables.table3 import DEFINITION, KEYS, METRICS, Line, Table
 
 Runs = Mapping[tuple[str, int], Mapping[str, Curve]]  # the curves of each (row, seed), by quantity
@@ -31,8 +31,8 @@ _LINE = {"arrowstyle": "-", "color": GREY, "linewidth": 0.4, "relpos": (0, 0.5)}
 _BESIDE: Any = {"textcoords": "axes fraction", "va": "center", "fontsize": 7, "arrowprops": _LINE}
 _SIZE = (5.2, 4.6)  # inches: a phone shows it whole, and a desktop two side by side
 _BELOW: Any = {"fontsize": 7, "ncols": 4, "loc": "outside lower center"}  # a legend of rows
-_PAPER: dict[str, Any] = {"fmt": "D", "color": PAPER_COLOUR, "fillstyle": "none", "label": "paper"}
-_OURS: dict[str, Any] = {"fmt": "o", "color": INK, "markersize": 4, "capsize": 2, "label": "ours"}
+_PAPER: Any = {"marker": "D", "color": PAPER_COLOUR, "fillstyle": "none", "linestyle": "", "label": "paper"}
+_OURS: Any = {"marker": "o", "color": INK, "markersize": 4, "linestyle": "", "label": "ours"}
 
 
 def colours(table: Table) -> dict[str, Any]:
@@ -170,13 +170,9 @@ def _label(table: Table, line: Line) -> str:
 
 
 def _measured(axes: Axes, at: float, row: list[float], base: list[float], percent: bool, style: dict[str, Any]) -> None:
-    """The mean over seeds, less base's where that is given, with its 95 % confidence interval; each seed as a dash."""
+    """The mean over seeds, less base's where that is given; each seed of several as a dash."""
     zero = statistics.mean(base) if base else 0.0
-    unit = 100 / zero if percent else 1.0
+    seeds = [(100 / zero if percent else 1.0) * (value - zero) for value in row]
+    axes.plot(at, statistics.mean(seeds), **style)
     if len(row) > 1:
-        seeds = [unit * (value - zero) for value in row]
         axes.plot([at + 0.1] * len(row), seeds, "_", color=GREY, markersize=4, label="each seed")
-    value, error = mean_and_bar([unit * value for value in row], [unit * value for value in base])
-    # Base's difference from itself is 0, whatever its seeds
-    label = style["label"] + "; bars: 95 %" * (error is not None)
-    axes.errorbar(at, value, None if row is base else error, **style | {"label": label})

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -53,9 +54,13 @@ def planned(table: Table, line: Line) -> float:
 
 
 def effect(table: Table, line: Line, metric: Metric) -> tuple[float, float | None] | None:
-    """A row's ln PPL or BLEU minus base's, and its 95 % interval's half width (Welch); None where a row has no seed."""
-    own, base = (paper_claims.figures(row, metric) for row in (line, table.base))
-    return paper_claims.mean_and_bar(own, base) if own and base else None
+    """A row's ln PPL or BLEU minus base's, and its 95 % interval's half width; None where a row has no seed."""
+    samples = {row.name: paper_claims.figures(row, metric) for row in (line, table.base)}
+    if not all(samples.values()):
+        return None
+    mean, weights = np.mean(samples[line.name]) - np.mean(samples["base"]), {line.name: 1.0, "base": -1.0}
+    t = paper_claims.rise(samples, weights, paper_claims.common_spread(table, metric))
+    return float(mean), t and float(t.interval(1 - paper_claims.ERROR_RATE)[1] - mean)
 
 
 def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:

@@ -20,6 +20,7 @@ RANK_RESAMPLES = 5000  # these cost less, and two decimals are printed
 MIN_ROWS = 10  # fewer rows say little of the order of twenty
 
 Samples = Mapping[str, Sequence[float]]  # a figure of each row's seeds
+Spread = tuple[float, int]  # the variance of a figure over seeds, and its degrees of freedom
 Interval = tuple[float, float]
 Counts = Mapping[tuple[str, int], npt.NDArray[np.int64]]  # `metrics.paper_counts` of each (row, seed), same sentences
 Resampled = Mapping[str, npt.NDArray[np.float64]]  # each row's BLEU, the mean over its seeds, in resamples
@@ -125,7 +126,8 @@ def check(table: Table, counts: Counts, claims: Sequence[Claim] = CLAIMS) -> lis
     """A finding on each claim about the rows; we judge a claim only if every row in it has at least two seeds."""
     lines = {line.name: line for line in table.lines}
     claims = [claim for claim in claims if lines.keys() >= set(claim.rows)]
-    rises = [rise(_samples(claim, lines), claim.weights(lines)) for claim in claims]
+    spreads = {metric: common_spread(table, metric) for metric in METRICS}
+    rises = [rise(_samples(claim, lines), claim.weights(lines), spreads[claim.metric]) for claim in claims]
     evidence = [found and _p_values(claim, found) for claim, found in zip(claims, rises, strict=True)]
     # Two-sided and corrected together (Benjamini and Hochberg): of the verdicts at most 5 % are expected to be wrong
     known = [min(1.0, 2 * min(pair)) for pair in evidence if pair is not None]
@@ -172,25 +174,28 @@ def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> C
     return rho, min(float(low), rho), max(float(high), rho)
 
 
-def rise(samples: Samples, weights: Mapping[str, float]) -> Any:
-    """Student's t of Welch's test around the weighted sum of the samples' means; None where that has no variance.
+def common_spread(table: Table, metric: Metric) -> Spread | None:
+    """The spread of BLEU, or of ln PPL, that the rows share; None where Bartlett's test at 5 % denies that they do."""
+    samples = [sample for line in table.lines if len(sample := figures(line, metric)) > 1]
+    variances, freedoms = [float(np.var(sample, ddof=1)) for sample in samples], [len(sample) - 1 for sample in samples]
+    with np.errstate(divide="ignore", invalid="ignore"):  # where the seeds of a row do not differ
+        alike = len(samples) > 1 and stats.bartlett(*samples).pvalue >= ERROR_RATE
+    return (float(np.average(variances, weights=freedoms)), sum(freedoms)) if alike else None
+
+
+def rise(samples: Samples, weights: Mapping[str, float], common: Spread | None = None) -> Any:
+    """Student's t, Welch's without a common spread, of the weighted sum of the samples' means; None without variance.
 
     Its `cdf(bound)` is the p-value against the sum being at most `bound`, `sf(bound)` that against at least.
     """
     if any(len(samples[row]) < 2 for row in weights) or all(len(set(samples[row])) == 1 for row in weights):
         return None
-    parts = [weight**2 * float(np.var(samples[row], ddof=1)) / len(samples[row]) for row, weight in weights.items()]
-    variance = sum(parts)
+    spreads = {row: common or (float(np.var(samples[row], ddof=1)), len(samples[row]) - 1) for row in weights}
+    parts = {row: weight**2 * spreads[row][0] / len(samples[row]) for row, weight in weights.items()}
+    variance = sum(parts.values())
     # Welch and Satterthwaite: rows need not vary alike
-    spread = sum(part**2 / (len(samples[row]) - 1) for part, row in zip(parts, weights, strict=True))
-    return stats.t(variance**2 / spread, _weighted(weights, samples), math.sqrt(variance))
-
-
-def mean_and_bar(values: Sequence[float], base: Sequence[float] = ()) -> tuple[float, float | None]:
-    """The mean, less base's where that is given, and its 95 % interval's half width; None of fewer than two seeds."""
-    samples, weights = {"row": values, "base": base}, {"row": 1.0, "base": -1.0} if base else {"row": 1.0}
-    t, mean = rise(samples, weights), _weighted(weights, samples)
-    return mean, t and float(t.interval(1 - ERROR_RATE)[1]) - mean
+    freedom = common[1] if common else variance**2 / sum(part**2 / spreads[row][1] for row, part in parts.items())
+    return stats.t(freedom, _weighted(weights, samples), math.sqrt(variance))
 
 
 def _weighted(weights: Mapping[str, float], samples: Samples) -> float:

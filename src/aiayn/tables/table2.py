@@ -44,15 +44,10 @@ HEAD = ("model", "figures from", "BLEU", "13a", "intl", "FLOPs as printed", "FLO
 PRINTED, MEASURED, NONE = "the paper's table", "measured here", "–"
 
 
-def evaluation(experiment: str) -> str:
-    """The name of the evaluation that Table 2 wants of a row: `test-average5`."""
-    return f"test-average{PAPER[experiment].average}"
-
-
 def holds(run: Config, name: str) -> bool:
     """Whether an evaluation of a run stands in the table: the paper's languages, base or big as it is, averaged so."""
     in_table = run.experiment in PAPER and languages(run) in flops.VOCAB_SIZES
-    return in_table and name == evaluation(run.experiment) and not folders.variation(run)
+    return in_table and name == f"test-average{PAPER[run.experiment].average}" and not folders.variation(run)
 
 
 def languages(run: Config) -> str:
@@ -96,7 +91,8 @@ def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
     figures: Any = {}
     folder = folders.sweep_folder(run) / line.name / f"seed{run.seed}"
     with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):  # not evaluated yet, or torn: dashes
-        figures = json.loads((folder / f"evaluation-{evaluation(line.name)}.json").read_text("utf-8-sig"))
+        path = folder / f"evaluation-test-average{PAPER[line.name].average}.json"
+        figures = json.loads(path.read_text("utf-8-sig"))
     if not result or records.look_up(figures, "steps") != result["steps"]:  # evaluated before the run was finished
         figures = {}
     found = [records.look_up(figures, f"bleu.{kind}") for kind in ("paper", "sacrebleu", "intl")]
