@@ -149,7 +149,7 @@ def claims(*words: str) -> str:
         known = paper_claims.common_spread(made, metric)
         one = known and f"standard deviation {factor * known[0] ** 0.5:.2f}{unit}, {known[1]} degrees of freedom"
         spreads.append(f"{metric}: {one or 'each row has its own (Welch)'}")
-    note = f"{CLAIM_NOTE}\nSpread over seeds, of all rows together: {'; '.join(spreads)}.\n"
+    note = ";\n".join([f"{CLAIM_NOTE}\nSpread over seeds, of all rows together. {spreads[0]}", f"{spreads[1]}.\n"])
     return f"{note}\n{tabulate(cells, list(CLAIM_COLUMNS.values()), tablefmt='github')}"
 
 
