@@ -175,4 +175,4 @@ def _measured(axes: Axes, at: float, row: list[float], base: list[float], percen
     seeds = [(100 / zero if percent else 1.0) * (value - zero) for value in row]
     axes.plot(at, statistics.mean(seeds), **style)
     if len(row) > 1:
-        axes.plot([at + 0.1] * len(row), seeds, "_", color=GREY, markersize=4, label="each seed")
+        axes.plot([at + 0.1] * len(row), seeds, "_", color=GREY, markersize=7, label="each seed")
