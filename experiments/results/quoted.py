@@ -145,10 +145,10 @@ def claims(*words: str) -> str:
     findings = paper_claims.check(made, beyond.on_dev(run, made)[1])
     cells = [[found.texts[key] for key in CLAIM_COLUMNS] for found in findings]
     spreads = []
-    for metric, (factor, unit) in {"PPL": (100, " %"), "BLEU": (1, "")}.items():
-        known = paper_claims.common_spread(made, metric)
-        one = known and f"standard deviation {factor * known[0] ** 0.5:.2f}{unit}, {known[1]} degrees of freedom"
-        spreads.append(f"{metric}: {one or 'each row has its own (Welch)'}")
+    for metric in METRICS:
+        one, (factor, unit) = paper_claims.common_spread(made, metric), (100, " %") if metric == "PPL" else (1, "")
+        told = one and f"standard deviation {factor * one[0] ** 0.5:.2f}{unit}, {one[1]} degrees of freedom"
+        spreads.append(f"{metric}: {told or 'each row has its own (Welch)'}")
     note = ";\n".join([f"{CLAIM_NOTE}\nSpread over seeds, of all rows together. {spreads[0]}", f"{spreads[1]}.\n"])
     return f"{note}\n{tabulate(cells, list(CLAIM_COLUMNS.values()), tablefmt='github')}"
 
