@@ -297,10 +297,9 @@ def test_a_launcher_gets_what_is_unfinished_and_can_begin(four, capsys):
 
 @pytest.mark.parametrize(("told", "remedy"), [("are you indeed on a slurm cluster?", "start it"), ("lost", "squeue")])
 def test_a_launcher_s_error_says_what_to_do_about_it(monkeypatch, capsys, told, remedy):
-    rows = plugin.Rows(max_batch_size=None)
-    rows.launcher = SimpleNamespace(launch=Mock(side_effect=RuntimeError(told)))
+    rows = SimpleNamespace(launcher=SimpleNamespace(launch=Mock(side_effect=RuntimeError(told))))
     with pytest.raises(SystemExit) as exit:
-        rows.codes([["seed=1"]])
+        plugin.Rows.codes(rows, [["seed=1"]])  # Hydra's sweeper is loaded anew by each command: it cannot be made here
     printed = capsys.readouterr().err
     assert (exit.value.code, printed.count("\n"), told in printed) == (exit_codes.FAILED, 1, True)
     assert [remedy in printed, "squeue" in printed] == [True, remedy == "squeue"]
