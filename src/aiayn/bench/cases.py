@@ -66,7 +66,7 @@ class Trainer:
         self.batches: list[Any] = [update.batches for update in updates]
         if not isinstance(model, Transformer):
             self.batches = [list(map(baselines.padded, batches)) for batches in self.batches]
-        # Weights that were rounded once would be those of all updates of a round
+        # No cache: weights that were rounded once would be those of all updates of a round
         self.computing = partial(torch.autocast, config.hardware.device, torch.bfloat16, precision == "bf16", False)
         recipe, weights = config.training, self.model.parameters()
         betas = (recipe.adam_beta1, recipe.adam_beta2)
@@ -143,13 +143,13 @@ def decoding(config: Config, precisions: list[str], beam_size: int) -> dict[str,
     shape = (config.bench.rounds + 1, config.bench.updates * baselines.SENTENCES, OUTPUT_LENGTH - 1)
     sources = np.random.default_rng(config.seed).integers(EOS + 1, config.data.vocab_size, shape)
     model = endless(build(config, config.data.vocab_size)).to(device).eval()
-    ways: list[Any] = [(OURS, p, partial(our_decode, model, config, p)) for p in precisions]
+    searches: list[Any] = [(OURS, p, partial(our_decode, model, config, p)) for p in precisions]
     if find_spec("ctranslate2"):
         theirs = baselines.ctranslate2_decode(copy.deepcopy(model), config.hardware.threads, OUTPUT_LENGTH)
-        ways.append(("CTranslate2", "fp32", theirs))
+        searches.append(("CTranslate2", "fp32", theirs))
     first, cases = sources[0, : baselines.SENTENCES].tolist(), []
     expected = our_decode(model, config, "fp32", first, beam_size)
-    for name, precision, decode in ways:
+    for name, precision, decode in searches:
         outputs = decode(first, beam_size)
         assert {len(ids) for ids in outputs} == {OUTPUT_LENGTH}, f"{name}: not the same work"
         same = sum(one == other for one, other in zip(outputs, expected, strict=True)) / len(expected)

@@ -50,7 +50,7 @@ def nats_and_gradient(
         return nats, all_nats, None
     gradient = log_probabilities.exp_().sub_(share)
     of_target = gradient.gather(1, target).sub_(extra)
-    # In this order a compiled one is never written down in float32
+    # Rounded first, so that compiled code never stores it in float32
     return nats, all_nats, gradient.to(logits.dtype).scatter_(1, target, of_target.to(logits.dtype))
 
 

@@ -183,7 +183,7 @@ def common_spread(table: Table, metric: Metric) -> Spread | None:
     return (float(np.average(variances, weights=freedoms)), sum(freedoms)) if alike else None
 
 
-def rise(samples: Samples, weights: Mapping[str, float], common: Spread | None = None) -> Any:
+def rise(samples: Samples, weights: Mapping[str, float], common: Spread | None) -> Any:
     """Student's t, Welch's without a common spread, of the weighted sum of the samples' means; None without variance.
 
     Its `cdf(bound)` is the p-value against the sum being at most `bound`, `sf(bound)` that against at least.
