@@ -39,17 +39,8 @@ ROOMS = {
 }
 
 
-def module_of(path: Path) -> str:
-    """The name of the module in a source file, without `aiayn.`: `paper.attention`."""
-    return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-
-
-def source(module: str) -> Path:
-    """The file of a module."""
-    return SOURCE / f"{module.replace('.', '/')}.py"
-
-
-MODULES = {module_of(path) for path in SOURCE.rglob("*.py") if "plugins" not in path.parts and path.stem != "__init__"}
+FILES = [path for path in SOURCE.rglob("*.py") if "plugins" not in path.parts and path.stem != "__init__"]
+MODULES = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in FILES}
 
 
 @cache
@@ -67,7 +58,7 @@ def imports(path: Path) -> set[str]:
 
 def ours(module: str) -> set[str]:
     """The modules of ours that a module imports."""
-    return {name.removeprefix("aiayn.") for name in imports(source(module)) if name.startswith("aiayn.")}
+    return {name.removeprefix("aiayn.") for name in imports(MODULES[module]) if name.startswith("aiayn.")}
 
 
 def upward(order: Sequence[str]) -> list[str]:
@@ -112,12 +103,14 @@ def test_the_house_stays_within_its_caps(patterns: list[str], most: int) -> None
 
 
 def test_no_module_is_longer_than_350_lines() -> None:
-    lengths = {module: lines(f"src/aiayn/{module.replace('.', '/')}.py") for module in MODULES}
+    lengths = {module: lines(str(path.relative_to(ROOT))) for module, path in MODULES.items()}
     assert {module: length for module, length in lengths.items() if length > 350} == {}
 
 
-def test_kept_results_have_at_most_10_megabytes() -> None:
-    assert sum(path.stat().st_size for path in ROOT.glob("experiments/results/**/*") if path.is_file()) <= 10_000_000
+def test_kept_results_have_at_most_10_megabytes_and_three_scripts() -> None:
+    files = [path for path in ROOT.glob("experiments/results/**/*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 10_000_000
+    assert {path.name for path in files if path.suffix == ".py"} <= {"keep.py", "quoted.py", "criteria.py"}
 
 
 def test_the_walk_from_a_row_to_the_table_has_at_most_18_files() -> None:
@@ -141,7 +134,7 @@ def test_prose_has_at_most_20_000_words() -> None:
 
 def test_each_library_has_its_rooms():
     for library, rooms in ROOMS.items():
-        found = {m for m in MODULES if any(name.split(".")[0] == library for name in imports(source(m)))}
+        found = {m for m, path in MODULES.items() if any(name.split(".")[0] == library for name in imports(path))}
         assert found == rooms, library
 
 
@@ -149,7 +142,7 @@ def test_the_papers_modules_import_each_other_and_torch_alone():
     """Inside of functions, too."""
 
     def others(module: str) -> set[str]:
-        names = {name for name in imports(source(module)) if not name.startswith("aiayn.paper.")}
+        names = {name for name in imports(MODULES[module]) if not name.startswith("aiayn.paper.")}
         return {name for name in names if name.partition(".")[0] not in {"torch"} | sys.stdlib_module_names}
 
     assert {name for module in MODULES if module.startswith("paper.") for name in others(module)} == set()
@@ -199,7 +192,10 @@ def test_only_storage_writes_files():
 
 
 def test_every_module_has_a_test_file_in_its_folder():
-    for module in MODULES - {"__main__", "core.exit_codes"}:  # the second has constants alone, which all tests use
+    for module in MODULES.keys() - {
+        "__main__",
+        "core.exit_codes",
+    }:  # the second has constants alone, which all tests use
         path = TESTS.joinpath(*module.split("."))
         assert path.with_name(f"test_{path.name}.py").exists(), module
 

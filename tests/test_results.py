@@ -2,6 +2,8 @@
 
 import csv
 import dataclasses
+import json
+import math
 import re
 import runpy
 import statistics
@@ -27,10 +29,6 @@ quoted = runpy.run_path(str(RESULTS / "quoted.py"))
 
 def lines(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
-
-
-def test_results_have_at_most_three_scripts() -> None:
-    assert {path.name for path in RESULTS.rglob("*.py")} <= {"keep.py", "quoted.py", "criteria.py"}
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
@@ -88,3 +86,15 @@ def test_tables_and_claims_in_files_are_those_of_the_results(scale: Path) -> Non
     if (scale / "claims.md").exists():
         verdicts = re.findall(r"\| (\w+) +\|$", (scale / "claims.md").read_text(), re.MULTILINE)[1:]
         assert f"{verdicts.count('reproduced')} of the {len(verdicts)} claims" in (scale / "README.md").read_text()
+
+
+def test_the_fit_in_a_file_is_that_of_the_archives() -> None:
+    nats: dict[str, list[float]] = {}
+    for archive in (RESULTS / "small").glob("*-seed[1-9].tar.xz"):
+        metrics = [json.loads(line) for line in [*keep["read"](archive).values()][2].splitlines()]
+        training = [update["train/nats"] for update in metrics if "train/nats" in update]
+        nats.setdefault(archive.name.split("-")[0], []).extend(training[-len(training) // 10 :])
+    base, text = math.exp(statistics.mean(nats["base"])), (RESULTS / "small" / "fit.md").read_text()
+    for row, of_seeds in nats.items():
+        shown = quoted["cell"](math.exp(statistics.mean(of_seeds)), base, "PPL", is_base=row == "base")
+        assert re.search(rf"\| {row} +\| {re.escape(shown)} ", text)

@@ -2,13 +2,16 @@
 
     python experiments/results/quoted.py table experiments/results/mini
     python experiments/results/quoted.py claims scale=mini
+    python experiments/results/quoted.py fit scale=mini
     python experiments/results/quoted.py lengths scale=lengths
     python experiments/results/quoted.py variance experiment=big scale=mini seed=0 output=runs/criteria
 
 `table` reads `results.csv` of the folder: the effects of the 20 rows in the paper and there, and how well they agree.
 `claims` reads finished runs, such as unpacked archives: the verdicts on the paper's claims. Its words are those of
 `aiayn report`. What `aiayn prepare` makes with them has to be there, or no verdict on BLEU is certain.
-`lengths` reads the same: BLEU by the length of the source, in the buckets of the report's figure, and how long the
+`fit` reads the same: perplexity of the training text and of dev, which tell a row that fits the text worse than base
+from one that generalises worse.
+`lengths` too: BLEU by the length of the source, in the buckets of the report's figure, and how long the
 translations are, of the references' length.
 `variance` needs the checkpoints of a run. It is criterion 3d of `scales.md`, one figure for each layer of the encoder:
 the variance among the tokens of a sentence, as a share of the mean square. It is 0 when all tokens of a sentence are
@@ -17,6 +20,7 @@ alike, so that attention to them has nothing to choose from.
 
 import csv
 import dataclasses
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -54,6 +58,11 @@ CLAIM_NOTE = """\
 `a < b`: the paper says that row a is worse than row b. The rise from a to b is in points of BLEU, or in percent of a's
 perplexity by which b's is lower. `a = b`: equally good, within 0.4 BLEU or 3.3 % of perplexity. p is corrected for the
 number of claims, the intervals are not. A verdict follows p.
+"""
+FIT_NOTE = """\
+Base's perplexity without label smoothing, and each other row's change from it: of the training text in the last tenth
+of the updates, with the row's own dropout, and of dev at the end. Rows with another dropout than base's cannot be
+compared in training. Means over seeds.
 """
 
 Samples = Mapping[str, Sequence[float]]
@@ -153,6 +162,30 @@ def claims(*words: str) -> str:
     return f"{note}\n{tabulate(cells, list(CLAIM_COLUMNS.values()), tablefmt='github')}"
 
 
+def fit(*words: str) -> str:
+    """A note, and for each row the PPL of the training text and of dev, each against base's, and their ratio."""
+    run = compose.compose_row(*words)
+    folder = folders.sweep_folder(run)
+    nats: dict[str, tuple[float, float]] = {}  # geometric means over seeds, like the claims' spread
+    for line in table3.table(run, records.read_runs(folder)).lines:
+        training, dev = [], [math.log(ppl) for ppl in line.values("dev.ppl")]
+        for result in (found.result for found in line.runs if found.result):
+            updates = records.read_metrics(folder / line.name / f"seed{result['seed']}" / records.METRICS)
+            last = (update for update in updates if update["step"] > 0.9 * result["steps"])
+            training.append(statistics.mean(update["train/nats"] for update in last if "train/nats" in update))
+        if dev:
+            nats[line.name] = statistics.mean(training), statistics.mean(dev)
+    if "base" not in nats:
+        raise ConfigError(f"{folder}: no run of base is finished, from which the others differ")
+    cells = []
+    for name, of_row in nats.items():
+        ppls = zip(map(math.exp, of_row), map(math.exp, nats["base"]), strict=True)
+        changes = (cell(ppl, of_base, "PPL", is_base=name == "base") for ppl, of_base in ppls)
+        cells.append([name, *changes, f"{math.exp(of_row[1] - of_row[0]):.2f}"])
+    heads = ["row", "training PPL", "dev PPL", "dev / training"]
+    return f"{FIT_NOTE}\n{tabulate(cells, heads, tablefmt='github', disable_numparse=True)}"
+
+
 def lengths(*words: str) -> str:
     """By the length of the source in words, for each row: BLEU, and the translations' length over the references'."""
     run = compose.compose_row(*words)
@@ -196,9 +229,11 @@ def variance(*words: str) -> list[float]:
 
 
 def main(what: str, *words: str) -> None:
-    """Prints the table of a folder and how well it agrees, the claims about a scale, BLEU by length or criterion 3d."""
+    """Prints a folder's table and how well it agrees, a scale's claims, how its rows fit, BLEU by length or 3d."""
     if what == "claims":
         print(claims(*words))
+    elif what == "fit":
+        print(fit(*words))
     elif what == "lengths":
         print(lengths(*words))
     elif what == "variance":
@@ -208,7 +243,7 @@ def main(what: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3 or sys.argv[1] not in ("table", "claims", "lengths", "variance"):
+    if len(sys.argv) < 3 or sys.argv[1] not in ("table", "claims", "fit", "lengths", "variance"):
         sys.exit(__doc__)
     with one_line_errors():
         main(*sys.argv[1:])

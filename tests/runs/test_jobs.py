@@ -89,16 +89,12 @@ def test_a_killed_rank_ends_the_others_and_is_the_cause(toy_run, tmp_path, monke
     assert [rank.returncode for rank in job.ranks] == [-9] * 3
 
 
-def dies_of(name: str) -> str:
-    return f"signal.signal(signal.{name}, signal.SIG_DFL); os.kill(os.getpid(), signal.{name})"
-
-
 @pytest.mark.parametrize(
     ("codes", "expected", "cause"),
     [
         (["", ""], 0, ""),
         (["sys.exit(75)", ""], 75, ""),
-        ([dies_of("SIGTERM")], 75, ""),  # before its handlers were set
+        (["signal.signal(15, signal.SIG_DFL); os.kill(os.getpid(), 15)"], 75, ""),  # SIGTERM before its handlers
         (["", "sys.exit(7)"], 7, "the worker ended with exit code 7"),
         (["os.abort()"], 134, "killed by SIGABRT"),
     ],
