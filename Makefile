@@ -33,7 +33,7 @@ check: .venv/ready
 
 # The formats of aiayn export are compared with the programs that read them, the dashboard with what W&B is sent
 .venv/tests-ready: .venv/ready
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,export,dashboard]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,bench,dashboard]'
 	touch $@
 
 clean:

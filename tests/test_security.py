@@ -240,7 +240,7 @@ def test_a_hostile_corpus_executes_nothing(finished, tmp_path):
     manifest["files"][path.name] = dataset.fingerprint(path)
     storage.write_json(folder / "manifest.json", {**manifest, "sha256": dataset.digest(manifest)})
     with pytest.raises(DataError, match="none of ours"):
-        dataset.Dataset.open(folder).pairs("dev")
+        dataset.Dataset(folder).pairs("dev")
     assert not (tmp_path / "canary").exists()
     np.load(path, allow_pickle=True)  # control
     assert (tmp_path / "canary").exists()

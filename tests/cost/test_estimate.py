@@ -100,7 +100,7 @@ def test_what_is_kept_for_the_backward_pass_is_what_torch_keeps(words, dropout) 
 def test_a_prepared_corpus_gives_lengths_and_tokens(finished) -> None:
     run = compose.compose_row(*finished)
     corpus = estimate.corpus_statistics(run)
-    pairs = Dataset.open(folders.prepared_folder(run)).pairs("train")
+    pairs = Dataset(folders.prepared_folder(run)).pairs("train")
     assert (corpus.source_length, corpus.target_length) == flops.weighted_lengths(pairs)
     assert (corpus.target_tokens, corpus.vocab_size) == (len(pairs.target_ids), 25)
     assert "prepared, every file" in corpus.found

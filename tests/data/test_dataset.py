@@ -33,6 +33,6 @@ def test_every_damaged_file_is_refused_with_the_repair(copy, text) -> None:
                 prepare_here(copy, text)
         path.unlink()
         with pytest.raises(DataError, match=f"{path.name} is missing|holds no prepared data"):
-            Dataset.open(copy)
+            Dataset(copy)
         path.write_bytes(whole)
-    assert Dataset.open(copy)
+    assert Dataset(copy)

@@ -127,7 +127,7 @@ def test_text_that_leaves_nothing_is_refused(tmp_path, text, split, lines, chang
 def test_a_kill_at_any_write_then_again_gives_the_same_files(tmp_path, text, prepared, write) -> None:
     assert prepare_elsewhere(tmp_path / "small", text, dies_at=write)[0] == -signal.SIGKILL
     with pytest.raises(DataError, match="holds no prepared data: `aiayn prepare` with the same arguments"):
-        Dataset.open(tmp_path / "small")
+        Dataset(tmp_path / "small")
     prepare_here(tmp_path / "small", text)
     assert contents(tmp_path / "small") == contents(prepared.folder)
 

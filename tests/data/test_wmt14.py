@@ -89,7 +89,7 @@ def test_the_corpus_is_downloaded_and_prepared_once(run, server, tmp_path, capsy
     assert bars == ""  # in a log
     corpus = wmt14.CORPORA[run.data.name]
     assert [asked for asked, _ in server.asked] == [remote.name for remote in corpus.archives]
-    assert re.search(r"\d MB to download, about 0.3 MB prepared; .* are free\n", printed)
+    assert re.search(r"\d [Mk]B to download, about \d{3}.\d kB prepared; .* are free\n", printed)
     assert all(f"downloading {remote.url} (" in printed for remote in corpus.archives)
     parts = len(corpus.train)
     assert f"train: {2003 + parts} lines, 2003 pairs kept, dropped: {parts} empty; " in printed
@@ -136,7 +136,7 @@ def test_a_server_that_refuses_names_every_file_to_bring(run, server, tmp_path):
 
 def test_a_disk_too_small_is_refused_before_the_first_byte(run, server, monkeypatch):
     monkeypatch.setattr(storage, "free_bytes", lambda folder: 10_007)
-    refusal = r"MB to download, about 0\.3 MB prepared, but only 0\.0 MB are free"
+    refusal = r"B to download, about \d+\.\d kB prepared, but only 10\.0 kB are free"
     with pytest.raises(storage.StorageError, match=refusal):
         prepare.prepare(run, lambda message: None)
     assert server.asked == []

@@ -15,8 +15,8 @@ from models import SIZES, VOCAB, batch, pack
 from table_model import BOS, EOS, Table, assert_same
 
 import aiayn.paper.beam_search
+from aiayn.evaluation.search import decoder_of
 from aiayn.paper.beam_search import Hypothesis, beam_search, best_continuations
-from aiayn.paper.decoding import TransformerDecoder
 from aiayn.paper.transformer import Transformer
 
 SOURCES = [[5, 7, EOS], [11, EOS], [4, 4, 6, 5, 9, EOS], [8, 10, 12, 13, EOS], [7, EOS]]
@@ -128,7 +128,7 @@ def test_the_transformers_search_equals_the_slow_one() -> None:
             return model(batch([source], [[*prefix, EOS]]))[-1].log_softmax(-1).tolist()
 
     sources = [[*random.integers(4, VOCAB, size=length).tolist(), EOS] for length in (1, 3, 5, 7, 9, 11)]
-    one, two, four = (search(TransformerDecoder(model), sources, width, 0.6, 3) for width in (1, 2, 4))
+    one, two, four = (search(decoder_of(model), sources, width, 0.6, 3) for width in (1, 2, 4))
     for width, found in ((2, two), (4, four)):
         for source, ours in zip(sources, found, strict=True):
             assert_same(ours, slow_search(log_probabilities, source, width, 0.6, 3))

@@ -1,22 +1,15 @@
 """One token at a time against all at once, whatever hypotheses go on from whatever past; of the LSTMs, too."""
 
-import pytest
 import torch
 from models import BOS, EOS, MODELS, SOURCES, VOCAB, Made, batch, pack
 from torch import Tensor, nn
 
-from aiayn.alternatives.recurrent import RecurrentDecoder, RecurrentModel
-from aiayn.paper.decoding import TransformerDecoder
+from aiayn.alternatives.recurrent import RecurrentDecoding, RecurrentModel
+from aiayn.paper.decoding import TransformerDecoding
 
 
-def decoder_of(model: nn.Module) -> RecurrentDecoder | TransformerDecoder:
-    return RecurrentDecoder(model) if isinstance(model, RecurrentModel) else TransformerDecoder(model)
-
-
-@MODELS
-def test_a_decoder_of_a_model_in_training_mode_is_refused(made: Made) -> None:
-    with pytest.raises(AssertionError, match="eval"):
-        decoder_of(made().train())
+def decoding_of(model: nn.Module) -> RecurrentDecoding | TransformerDecoding:
+    return (RecurrentDecoding if isinstance(model, RecurrentModel) else TransformerDecoding)(model, *pack(SOURCES))
 
 
 @MODELS
@@ -24,7 +17,7 @@ def test_one_token_at_a_time_equals_all_at_once(made: Made) -> None:
     """Beyond `max_length`, too."""
     model, target = made(), [[8, 4, 6, 10, 9, 5, 7, 11, EOS]] * len(SOURCES)
     expected = model(batch(SOURCES, target)).unflatten(0, (len(SOURCES), -1))
-    decoding = decoder_of(model).start(*pack(SOURCES))
+    decoding = decoding_of(model)
     for t, token in enumerate([BOS, *target[0][:-1]]):
         logits = decoding.step(torch.full((len(SOURCES), 1), token))
         torch.testing.assert_close(logits[:, 0], expected[:, t])
@@ -41,7 +34,7 @@ def test_reordered_hypotheses_go_on_from_their_own_past(made: Made) -> None:
         given.target_input[:] = torch.tensor(past)
         return model(given)[-1]
 
-    decoding = decoder_of(model).start(*pack(SOURCES))
+    decoding = decoding_of(model)
     sources, pasts = SOURCES, [[[]] for _ in SOURCES]
     random, differing = torch.Generator().manual_seed(3), 0
     for width, kept in ((3, [0, 1, 2]), (4, [2, 0]), (2, [0, 1]), (5, [1])):

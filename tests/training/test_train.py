@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -73,6 +74,11 @@ def test_a_run_leaves_the_folder_of_the_contract(toy_run, tmp_path, monkeypatch)
     weights = final_state(folder)["state_dict"]
     assert result["params"] == sum(weight.numel() for weight in weights.values())
     assert result["params_at_40960_rows"] - result["params"] == (40_960 - 25) * 16  # d_model is 16
+    # A copy without checkpoints is finished too, even where only the prepared text shows it
+    copy = folders.run_folder(dataclasses.replace(toy_run, output=str(tmp_path / "copied")))
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("checkpoints"))
+    trained(dataclasses.replace(toy_run, output=str(tmp_path / "copied")), copy)
+    assert (copy / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     assert result["hardware"]["accelerator"] == models.processor()
     source = Path(train.__file__).parents[1]
     files = "find . -name '*.py' | LC_ALL=C sort | xargs cat"

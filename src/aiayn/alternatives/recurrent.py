@@ -81,9 +81,8 @@ class RecurrentModel(nn.Module):
         return self.embedding(tokens) * self.d_model**0.5  # type: ignore[no-any-return]
 
     def _draw(self, seed_and_update: SeedAndUpdate, side: str, first: int, steps: "TimeSteps") -> Randomness | None:
-        if not self.training or self.source_dropouts[0].probability == 0:
+        if seed_and_update is None or not self.training or self.source_dropouts[0].probability == 0:
             return None
-        assert seed_and_update is not None, "dropout is a function of seed and update: give both"
         keys = to_device(layer_keys(*seed_and_update, side, len(self.encoder)), steps.device)
         drawn = draw(keys, first, steps.tokens, self.d_model)
         return Randomness(drawn.tokens[:, steps.order.data], drawn.features)
@@ -134,25 +133,14 @@ class DotAttention(nn.Module):
         return self.combine(torch.cat((context, states), 2)).tanh()  # type: ignore[no-any-return]
 
 
-class RecurrentDecoder:
-    """A trained RecurrentModel as the beam search's Decoder."""
-
-    def __init__(self, model: RecurrentModel) -> None:
-        assert not model.training, "dropout would be on: call eval()"
-        self.model, self.device = model, model.embedding.weight.device
-
-    def start(self, source: Tensor, source_offsets: Tensor) -> "RecurrentDecoding":
-        """The beginning of a batch: source (S,), `source_offsets` (B + 1,)."""
-        steps = TimeSteps(source_offsets, source.device)
-        memory, states = self.model.encode(source, steps)
-        return RecurrentDecoding(self.model, steps.pad(memory), steps.mask, states)
-
-
 class RecurrentDecoding:
     """A batch being decoded: the state of each layer and hypothesis, and the memory once for all hypotheses."""
 
-    def __init__(self, model: RecurrentModel, memory: Tensor, mask: Tensor | None, states: list[State]) -> None:
-        self.model, self.memory, self.mask = model, memory, mask  # (B, L, D), (B, 1, 1, L) or None
+    def __init__(self, model: RecurrentModel, source: Tensor, source_offsets: Tensor) -> None:
+        assert not model.training, "dropout would be on: call eval()"
+        steps = TimeSteps(source_offsets, source.device)
+        memory, states = model.encode(source, steps)
+        self.model, self.memory, self.mask = model, steps.pad(memory), steps.mask  # (B, L, D), (B, 1, 1, L) or None
         self.states = [[part.transpose(0, 1) for part in state] for state in states]  # (B, W, D)
 
     def step(self, tokens: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TextIO
@@ -48,11 +48,10 @@ def counted(what: str, total: int | None, unit: str) -> Iterator[Callable[[int],
         yield report
 
 
-def each(items: Iterable[Any], what: str) -> Iterator[Any]:
+def each(items: Sequence[Any], what: str) -> Iterator[Any]:
     """The items, and how many of them are done."""
-    whole = list(items)
-    with counted(what, len(whole), "done") as done:
-        for item in whole:
+    with counted(what, len(items), "done") as done:
+        for item in items:
             yield item
             done(1)
 

@@ -53,13 +53,7 @@ class Pairs:
 class Dataset:
     """A prepared corpus: its pairs, texts and tokenizer; `sha256` names its content, `manifest` its origin."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.sha256: str = manifest["sha256"]
-
-    @classmethod
-    def open(cls, folder: Path) -> "Dataset":
+    def __init__(self, folder: Path) -> None:
         """The corpus that `prepare` wrote to `folder`, every file checked; raises DataError naming what is damaged."""
         path = folder / "manifest.json"
         try:
@@ -72,7 +66,8 @@ class Dataset:
             raise DataError(f"{path} is damaged or not ours: {remedy(folder)}") from error
         if damage:
             raise DataError(f"{damage}: {remedy(folder)}")
-        return cls(folder, manifest)
+        self.folder, self.manifest = folder, manifest
+        self.sha256: str = manifest["sha256"]
 
     @cached_property
     def tokenizer(self) -> Tokenizer | MosesBpe:

@@ -71,7 +71,7 @@ def encode_corpus(
                 if not stages.complete(split):
                     stages.add(split, _encode(folder, split, text[split], scale, tokenizer, max_length, progress))
             storage.adopt(stages.path, folder / "manifest.json")
-    dataset = Dataset.open(folder)
+    dataset = Dataset(folder)
     refuse_changed(folder, dataset.manifest["settings"], settings)
     return dataset
 
@@ -181,12 +181,7 @@ def _encode(
         texts = ", ".join(f"{files.source} and {files.target}" for files in parts)
         left = f"{unusable.total()} of {lines} pairs of {texts} are dropped"
         progress(f"{warning}{split}: {left}: {parallel_text.listed(unusable)}")
-    return {
-        "lines": lines,
-        "kept": counts["kept"],
-        "dropped": dict(dropped),
-        **{f"{side}_{what}": counts[f"{side}_{what}"] for side in SIDES for what in ("tokens", "unknown")},
-    }
+    return {"lines": lines, "dropped": dict(dropped), **counts}
 
 
 def _encoder(model: Path, longest: float, dtype: np.dtype[Any]) -> Callable[[list[Pair]], tuple[int, _Packed, _Packed]]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from aiayn.core import progress, storage
@@ -126,11 +127,11 @@ def estimate(corpus: Corpus, archives: Path, prepared: Path, pairs: int) -> str:
     """A sentence on both, and on what is free; StorageError when the disk is too small."""
     to_come, encoded = needed(corpus, archives, pairs)
     free = storage.free_bytes(prepared)
-    sizes = f"{_size(to_come)} to download, about {_size(encoded)} prepared"
+    sizes = f"{decimal(to_come)} to download, about {decimal(encoded)} prepared"
     if free >= to_come + encoded:
-        return f"{sizes}; {_size(free)} are free"
+        return f"{sizes}; {decimal(free)} are free"
     raise storage.StorageError(
-        f"{prepared}: {sizes}, but only {_size(free)} are free: give prepared=... on a larger disk"
+        f"{prepared}: {sizes}, but only {decimal(free)} are free: give prepared=... on a larger disk"
     )
 
 
@@ -143,7 +144,7 @@ def fetch(corpus: Corpus, downloads: Path, report: Callable[[str], None]) -> Non
             if (downloads / remote.name).exists():
                 continue
             to_come = download.missing_bytes(remote, downloads)
-            report(f"downloading {remote.url} ({_size(to_come)} to come of {_size(remote.size)})")
+            report(f"downloading {remote.url} ({decimal(to_come)} to come of {decimal(remote.size)})")
             bar = bars.add_task(remote.name, total=remote.size, completed=remote.size - to_come)
             try:
                 download.fetch(remote, downloads, lambda arrived, bar=bar: bars.update(bar, completed=arrived), report)  # type: ignore[misc]
@@ -168,7 +169,3 @@ def text(corpus: Corpus, folder: Path) -> Text:
         ]
         for split, parts in corpus.splits.items()
     }
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

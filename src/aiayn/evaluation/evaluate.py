@@ -42,26 +42,25 @@ def evaluate(
     model: TranslationModel, dataset: Dataset, split: HeldOut, config: Config, done: Callable[[int], None] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures of `result.json` for a split, and the translations, one for each line of it."""
-    for side in SIDES:
-        unseen, texts = dataset.manifest["splits"][split][f"{side}_unknown"], dataset.texts(split, side)
-        if unseen > 0.01 * sum(map(len, texts)):
+    texts = {side: dataset.texts(split, side) for side in SIDES}
+    for side, sentences in texts.items():
+        unseen = dataset.manifest["splits"][split][f"{side}_unknown"]
+        if unseen > 0.01 * sum(map(len, sentences)):
             print(f"warning: {split} has {unseen} {side} characters or subwords that training has not", flush=True)
     pairs = dataset.pairs(split)
     tokens = len(pairs.target_ids)
     with within_memory(config.hardware, "tokens_per_micro_batch", tokens, config.data.max_length):
         nats, _ = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
-    sentences = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
-    texts = dataset.texts(split, "source")
-    sources = [ids[:-1] if text.strip() else ids[:0] for ids, text in zip(sentences, texts, strict=True)]
+    encoded = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
+    sources = [ids[:-1] if text.strip() else ids[:0] for ids, text in zip(encoded, texts["source"], strict=True)]
     hypotheses = search(decoder_of(model), sources, config.decoding, config.hardware, done)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
-    references = dataset.texts(split, "target")
     figures = {
         "ppl": metrics.perplexity(nats, tokens),
         "nats": nats,
         "tokens": tokens,
-        "bits_per_character": metrics.bits_per_character(nats, sum(len(line) for line in references)),
-        **metrics.bleu(translations, references, config.data.target_language),
+        "bits_per_character": metrics.bits_per_character(nats, sum(map(len, texts["target"]))),
+        **metrics.bleu(translations, texts["target"], config.data.target_language),
     }
     return figures, translations
 

@@ -2,22 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
 
-from aiayn.alternatives.recurrent import RecurrentDecoder, RecurrentModel, TranslationModel
+from aiayn.alternatives.recurrent import RecurrentDecoding, RecurrentModel, TranslationModel
 from aiayn.config.schema import Decoding, Hardware
 from aiayn.data.sentencepiece_bpe import BOS, EOS
 from aiayn.paper.beam_search import Hypothesis, beam_search
-from aiayn.paper.decoding import Decoder, TransformerDecoder
+from aiayn.paper.decoding import Decoder, TransformerDecoding
 from aiayn.runs.models import within_memory
 
 
 def decoder_of(model: TranslationModel) -> Decoder:
     """What a search asks for the model's next tokens; dropout is off from now on."""
     model.eval()
-    return RecurrentDecoder(model) if isinstance(model, RecurrentModel) else TransformerDecoder(model)
+    if isinstance(model, RecurrentModel):
+        return Decoder(model.embedding.weight.device, partial(RecurrentDecoding, model))
+    return Decoder(model.embedding.weight.device, partial(TransformerDecoding, model))
 
 
 def search(

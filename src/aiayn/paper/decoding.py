@@ -1,6 +1,7 @@
 """The decoder one token at a time, with the keys and values of earlier tokens kept (section 3.1: auto-regressive)."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,27 +27,11 @@ class DecoderState(Protocol):
         """Only the sentences with these numbers (B',) stay, in that order."""
 
 
-class Decoder(Protocol):
-    """What starts to decode a batch."""
+class Decoder(NamedTuple):
+    """Where a trained model is, and what begins a batch: source (S,), `source_offsets` (B + 1,)."""
 
     device: torch.device
-
-    def start(self, source: Tensor, source_offsets: Tensor) -> DecoderState:
-        """The beginning of a batch: source (S,), `source_offsets` (B + 1,)."""
-
-
-class TransformerDecoder:
-    """A trained Transformer as a Decoder."""
-
-    def __init__(self, transformer: Transformer) -> None:
-        assert not transformer.training, "dropout would be on: call eval()"
-        self.transformer, self.device = transformer, transformer.embedding.weight.device
-
-    def start(self, source: Tensor, source_offsets: Tensor) -> "TransformerDecoding":
-        """The beginning of a batch: source (S,), `source_offsets` (B + 1,)."""
-        packing = self.transformer.pack(source, source_offsets, self.transformer.source_positions)
-        memory = self.transformer.encode(packing.fill(source), packing)
-        return TransformerDecoding(self.transformer, memory, packing)
+    start: Callable[[Tensor, Tensor], DecoderState]
 
 
 class TransformerDecoding:
@@ -56,7 +41,10 @@ class TransformerDecoding:
     a hypothesis's tokens. So no step moves them.
     """
 
-    def __init__(self, transformer: Transformer, memory: Tensor, packing: Packing) -> None:
+    def __init__(self, transformer: Transformer, source: Tensor, source_offsets: Tensor) -> None:
+        assert not transformer.training, "dropout would be on: call eval()"
+        packing = transformer.pack(source, source_offsets, transformer.source_positions)
+        memory = transformer.encode(packing.fill(source), packing)
         self.transformer, self.num_tokens = transformer, 0
         self.layers = [_LayerCache(layer, memory, packing) for layer in transformer.decoder]  # type: ignore[arg-type]
         self.memory_mask = packing.mask  # (B, 1, 1, L) or None

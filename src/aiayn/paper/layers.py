@@ -46,14 +46,13 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.has_bias = bias is not None
         return _onednn(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         rows, grad_rows = x.flatten(0, -2), grad.flatten(0, -2)
-        grad_bias = grad_rows.sum(0) if ctx.has_bias else None
+        grad_bias = grad_rows.sum(0) if ctx.needs_input_grad[2] else None
         return _onednn(grad, weight.t()), transposed_product(grad_rows, rows), grad_bias
 
 
@@ -101,7 +100,6 @@ class Sinusoids(nn.Module):
     def __init__(self, d_model: int, in_halves: bool = False) -> None:
         super().__init__()
         assert d_model % 2 == 0, "sinusoids are pairs of sine and cosine"
-        self.d_model = d_model
         self.make = sinusoids_in_halves if in_halves else sinusoids
         self.register_buffer("table", torch.empty(0, d_model), persistent=False)
         self.table: Tensor
@@ -110,7 +108,7 @@ class Sinusoids(nn.Module):
         """Computes the positions below `length`, and up to a power of two, that the table lacks."""
         with _GROWING:
             if length > len(self.table):
-                table = self.make(1 << (length - 1).bit_length(), self.d_model)
+                table = self.make(1 << (length - 1).bit_length(), self.table.size(1))
                 self.table = to_device(table.to(self.table.dtype), self.table.device)
 
     def forward(self, positions: Tensor) -> Tensor:

@@ -113,10 +113,11 @@ class Transformer(nn.Module):
         """
         source = self.pack(batch.source, batch.source_offsets, self.source_positions)
         target = self.pack(batch.target_input, batch.target_offsets, self.target_positions)
-        randomness = self.randomness(batch, source, target, seed_and_update)
+        for_source = self._draw(seed_and_update, "source", 1 + 2 * len(self.encoder), batch.first_source, source)
+        for_target = self._draw(seed_and_update, "target", 1 + 3 * len(self.decoder), batch.first_target, target)
         stacks = self.compiled_stacks if self.compiled_stacks is not None and torch.is_grad_enabled() else self.stacks
         tokens = source.fill(batch.source), target.fill(batch.target_input)
-        return stacks(*tokens, source, target, *randomness)[: target.tokens]
+        return stacks(*tokens, source, target, for_source, for_target)[: target.tokens]
 
     def stacks(
         self,
@@ -154,21 +155,12 @@ class Transformer(nn.Module):
             torch._dynamo.mark_dynamic(packing.kernel_offsets, 0)
         return packing
 
-    def randomness(
-        self, batch: Batch, source: Packing, target: Packing, seed_and_update: tuple[int, int] | None
-    ) -> tuple[Randomness | None, Randomness | None]:
-        """What the dropout layers of encoder and decoder draw from; None where nothing is dropped."""
-        if not self.training or self.source_dropout.probability == 0:
-            return None, None
-        assert seed_and_update is not None, "dropout is a function of seed and update: give both"
-        return (
-            self._draw(seed_and_update, "source", 1 + 2 * len(self.encoder), batch.first_source, source),
-            self._draw(seed_and_update, "target", 1 + 3 * len(self.decoder), batch.first_target, target),
-        )
-
     def _draw(
-        self, seed_and_update: tuple[int, int], side: str, layers: int, first: int, packing: Packing
-    ) -> Randomness:
+        self, seed_and_update: tuple[int, int] | None, side: str, layers: int, first: int, packing: Packing
+    ) -> Randomness | None:
+        """What the dropout layers of one side draw from; None where nothing is dropped."""
+        if seed_and_update is None or not self.training or self.source_dropout.probability == 0:
+            return None
         keys = to_device(layer_keys(*seed_and_update, side, layers), packing.device)
         return draw(keys, first, packing.rows, self.d_model)
 

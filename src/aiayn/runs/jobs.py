@@ -86,8 +86,8 @@ def check_folder(run: Config) -> None:
     for key, value in sorted(result_affecting(run).items(), key=lambda item: not item[0].startswith("scale.")):
         if before[key] != value:
             raise ConfigError(
-                f"{key}={value}: {folder} holds a run with {key}={before[key]}; give that value, or for another"
-                " run another scale.name or output=FOLDER"
+                f"{key}={value}: {folder} holds a run with {key}={before[key]}; give that value, delete that folder, or"
+                " for another run give another scale.name or output=FOLDER"
             )
 
 

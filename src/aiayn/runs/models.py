@@ -112,6 +112,7 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path, int]:
         more = f"train with training.keep_checkpoints={config.average}"
         if config.training.keep_checkpoints >= config.average:
             more = "train longer, or with a smaller training.checkpoint_every"
+        more += "; delete a finished run first"
         raise ConfigError(f"average={config.average}: {folder} keeps only {len(paths)}; {more}")
     with checkpoint.fitting(paths[0]):
         weights = checkpoint.average(paths)  # now: while this command waits or prepares, training may remove them

@@ -22,8 +22,6 @@ SCHEMA = 1
 RESULT, FAILURE, METRICS, CHECKPOINTS = "result.json", "failure.json", "metrics.jsonl", "checkpoints"
 LOG = "worker.log"
 
-Status = Literal["finished", "failed", "unreadable", "half-done", "missing"]
-
 # The data of Table 3: on other text or at another scale, a difference from the paper's numbers says nothing. Precision
 # is no such condition: the paper names none. What another tokenizer does to PPL stands in docs/results.md.
 PAPER_DATA = "wmt14_en_de"
@@ -58,7 +56,7 @@ class Run:
 
     experiment: str  # `a_h1`, or `a_h1+1f2e3d4c` with overrides that are not Table 3's
     seed: int  # -1 where the folder of the whole row may not be read
-    status: Status
+    status: Literal["finished", "failed", "unreadable", "half-done", "missing"]
     cause: str  # one printable line; empty unless failed or unreadable
     result: dict[str, Any] | None  # the checked result.json when finished
     steps_done: int

@@ -46,7 +46,7 @@ def table(run: Config, runs: Sequence[Run]) -> Table | None:
 def on_dev(run: Config, made: Table) -> tuple[list[int], Counts, str]:
     """The words of each source of dev, the n-grams of the runs' whole translations of it, and why there are none."""
     try:
-        dataset = Dataset.open(folders.prepared_folder(run))
+        dataset = Dataset(folders.prepared_folder(run))
         words = [len(line.split()) for line in dataset.texts("dev", "source")]
         references = dataset.texts("dev", "target")
     except (DataError, OSError) as error:
