@@ -128,7 +128,7 @@ def test_it_is_printed_only_when_a_row_of_it_is_begun(format: str, tmp_path, cap
 def test_counts_are_of_translations_of_this_corpus(tmp_path, monkeypatch) -> None:
     run = dataclasses.replace(LIKE, output=str(tmp_path))
     corpus = SimpleNamespace(sha256="d" * 64, texts=lambda split, side: ["ein Haus am See", "zwei Türen"])
-    monkeypatch.setattr(beyond.Dataset, "open", lambda folder: corpus)
+    monkeypatch.setattr(beyond, "Dataset", lambda folder: corpus)
     table = made()
     del next(line for line in table.lines if line.name == "f_no_positions").runs[0].result["dev"]["bleu"]["paper"]
     for row, lines in (("base", 2), ("f_additive", 2), ("f_unscaled", 1), ("f_no_positions", 2)):
