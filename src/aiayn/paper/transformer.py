@@ -89,8 +89,8 @@ class Transformer(nn.Module):
         self.source_dropout, self.target_dropout = Dropout(dropout), Dropout(dropout)
         for module in self.modules():
             if isinstance(module, nn.Embedding):
-                # Paper: silent; the released code's initialisation, which has unit variance times sqrt(d_model). Row E's
-                # vectors, not multiplied, start as small: docs/notebook.md has what larger ones gain
+                # Paper: silent; the released code's initialisation, which has unit variance times sqrt(d_model). Row
+                # E's vectors, not multiplied, start as small: docs/notebook.md has what larger ones gain
                 nn.init.normal_(module.weight, std=d_model**-0.5)
         # Paper: none; the released code learns a vector for each kind of target and uses the one of its corpus: the
         # first here, since with one kind of target they are all alike
