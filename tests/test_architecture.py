@@ -192,10 +192,8 @@ def test_only_storage_writes_files():
 
 
 def test_every_module_has_a_test_file_in_its_folder():
-    for module in MODULES.keys() - {
-        "__main__",
-        "core.exit_codes",
-    }:  # the second has constants alone, which all tests use
+    # The second has constants alone, which all tests use
+    for module in MODULES.keys() - {"__main__", "core.exit_codes"}:
         path = TESTS.joinpath(*module.split("."))
         assert path.with_name(f"test_{path.name}.py").exists(), module
 

@@ -85,13 +85,17 @@ def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[S
     if len(kinds := sorted({run.hardware.accelerator for run in runs})) > 1:
         both = " and ".join(kinds)
         raise ConfigError(f"hardware.accelerator={both}: a sweep has one; give each a command of its own")
-    known: dict[Path, Config] = {}
-    for run in runs:
-        first = known.setdefault(folders.run_folder(run), run)
+    known: dict[Path, tuple[Config, Sequence[str]]] = {}
+    for run, point in zip(runs, points, strict=True):
+        first, typed = known.setdefault(folders.run_folder(run), (run, point))
         for (key, value, _), (_, before, _) in zip(leaves(run), leaves(first), strict=True):
             if value != before:
                 both = f"{key}={before} and {value}: the same run, {folders.run_folder(run)}"
                 raise ConfigError(f"{both}; give each a command, output=FOLDER and prepared=FOLDER of its own")
+        if typed != point:
+            pairs = zip(*((a, b) for a, b in zip(typed, point, strict=True) if a != b), strict=True)
+            both = " and ".join(map(" ".join, pairs))
+            raise ConfigError(f"{both}: one run once scaled, {folders.run_folder(run)}; leave one out")
     for run in {(folders.prepared_folder(run), str(run.data)): run for run in runs}.values():  # once for each corpus
         prepare.check(run)
     return runs
