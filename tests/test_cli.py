@@ -115,7 +115,7 @@ WRONG = {
     "train --package model": "give --cfg job",
     "train --conf x": "--conf is no flag of this program: -cn NAME",
     "train seed": "'seed': must be KEY=VALUE, without blanks",
-    "train seed=1,2": "seed=1,2: several values are for a sweep alone, as in `aiayn train -m seed=1,2`; a decimal has a point",
+    "train seed=1,2": "seed=1,2: several values are a sweep: `aiayn train -m seed=1,2`; a decimal has a point",
     "train output=": "'output=': must be KEY=VALUE, without blanks; is a shell variable empty?",
     "train hydra/sweeper=optuna": "hydra/sweeper=optuna: sweeps are grids: -m training.learning_rate_factor=0.5,1,2",
     "train hydra.run.dir=x": "hydra.run.dir=x: runs go where output=FOLDER says",

@@ -125,7 +125,7 @@ def _of_hydra(error: Exception) -> str:
     if "'hydra/launcher/submitit_slurm'" in text:
         return "hydra/launcher: submitit_slurm is not installed; pip install 'aiayn[launchers]'"
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return f"{several[1]}: several values are for a sweep alone, as in `aiayn train -m {several[1]}`; a decimal has a point"
+        return f"{several[1]}: several values are a sweep: `aiayn train -m {several[1]}`; a decimal has a point"
     if choice := re.search(r"Could not find '(.+)/([^/']*)'", text):
         offered = re.findall(r"^\t(\S+)$", text.partition("Config search path")[0], re.MULTILINE)
         return f"{choice[1]}={choice[2]}: must be one of {', '.join(offered)}"
