@@ -85,7 +85,7 @@ def train(run: Config, folder: Path) -> None:
             module.restore(checkpoint.load(saved[0]))
         if rank == 0:
             print(f"resuming {run.experiment} after update {module.updates_done} of {last}", flush=True)
-    elif jobs.is_finished(run):
+    elif (folder / records.RESULT).exists() and jobs.is_finished(run):
         return  # copied without checkpoints from where its text has other paths: its hash is known only now
     with view(run, folder, rank) as show:
         record = Record(folder / "metrics.jsonl", module.updates_done, show, rank == 0)
