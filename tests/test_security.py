@@ -233,7 +233,7 @@ def test_hydra_alone_would_execute_it(words, tmp_path, monkeypatch):  # control
 
 def test_a_hostile_corpus_executes_nothing(finished, tmp_path):
     run = compose.compose_row(*finished)
-    folder = Path(shutil.copytree(Path(run.prepared) / run.data.name, tmp_path / run.data.name))
+    folder = Path(shutil.copytree(folders.prepared_folder(run), tmp_path / "copy"))
     path = folder / "dev.source.ids.npy"
     np.save(path, np.array([Touch(tmp_path / "canary")], dtype=object), allow_pickle=True)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -261,7 +261,7 @@ def test_no_name_leaves_the_output_root(field, name):
     below = folders.run_folder(run).resolve().relative_to(Path(run.output).resolve()).parts
     assert (len(below), below[-1]) == (3, "seed1")
     prepared = Path(run.prepared).resolve()
-    assert (prepared / run.data.name).resolve().parent == prepared
+    assert folders.prepared_folder(run).resolve().parent == prepared
 
 
 @pytest.mark.parametrize("name", ["..", "/etc", "a/b", "-rf", "", "a\n"])

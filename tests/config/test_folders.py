@@ -44,6 +44,6 @@ def test_runs_in_another_precision_have_a_table_of_their_own():
 
 def test_each_selection_of_text_has_a_folder_of_its_own():
     whole = ("scale=paper", "prepared=p")
-    assert folders.prepared_folder(compose_row(*whole)) == Path("p/tiny")
+    assert folders.prepared_folder(compose_row(*whole)) == Path("p/tiny-2000subwords")
     chosen = (*whole, "scale.max_words=15", "scale.max_train_words=5", "scale.pairs=9000", "tokenizer=paper")
     assert folders.prepared_folder(compose_row(*chosen)) == Path("p/tiny.paper-15words-5trainwords-9000pairs")

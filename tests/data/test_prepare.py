@@ -83,7 +83,7 @@ def test_a_foreign_manifest_is_refused_with_the_repair(run, manifest):
     storage.write_text(folders.prepared_folder(run) / "manifest.json", manifest)
     prepare.check(run)
     assert prepare.sha256(run) is None
-    with pytest.raises(DataError, match=r"`rm -r .*digits` and the same command again"):
+    with pytest.raises(DataError, match=r"`rm -r .*digits-25subwords` and the same command again"):
         prepare.prepare(run, pytest.fail)
 
 

@@ -12,6 +12,7 @@ from run_results import result_of
 from aiayn.config import compose, folders
 from aiayn.core import exit_codes, storage
 from aiayn.data import prepare
+from aiayn.data.encoding import settings_of
 from aiayn.data.parallel_text import DataError
 from aiayn.runs import devices, jobs, records
 from aiayn.sweep import one_run
@@ -52,7 +53,7 @@ def test_a_finished_run_writes_nothing_and_checks_its_text(toy_run, monkeypatch,
     run = dataclasses.replace(toy_run, prepared=f"{tmp_path}/prepared")
     made = result_of(run)
     storage.write_json(folders.run_folder(run) / "result.json", made)
-    texts = prepare.fingerprints(prepare.sources(run.data))
+    texts = settings_of(prepare.fingerprints(prepare.sources(run.data)), 25, 12, None, run.scale)
     manifest = {"sha256": made["sha256"]["data"], "settings": texts}
     path = folders.prepared_folder(run) / "manifest.json"
     storage.write_json(path, manifest)

@@ -75,7 +75,7 @@ def test_evaluating_as_the_paper_does_prints_table_2(trained, capsys) -> None:
 
 def counted_by_hand(run: compose.Config) -> float:
     """From the sentences of every update that the plan of the run holds."""
-    pairs = Dataset(compose.Path(run.prepared) / run.data.name).pairs("train")
+    pairs = Dataset(folders.prepared_folder(run)).pairs("train")
     lengths = pairs.source_lengths, pairs.target_lengths
     updates = training_plan(*lengths, run.training.tokens_per_update, seed=run.seed, start=0)
     seen = [sentences for (_, sentences), _ in zip(updates, range(run.training.max_steps), strict=False)]
@@ -111,7 +111,7 @@ def test_the_papers_figures_are_of_the_runs_languages(language: str, bleu: int, 
 
 def test_a_torn_or_older_evaluation_is_a_dash(trained, tmp_path) -> None:
     original = compose.compose_row(*trained, "experiment=base")
-    dataset = Dataset(compose.Path(original.prepared) / original.data.name)
+    dataset = Dataset(folders.prepared_folder(original))
     run = dataclasses.replace(original, output=str(tmp_path))
     folder = folders.run_folder(run)
     shutil.copytree(folders.run_folder(original), folder)

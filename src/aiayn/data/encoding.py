@@ -44,10 +44,7 @@ def encode_corpus(
     than `max_length` tokens, EOS included. One process works, others wait. Raises DataError when the text is
     unfit, or when `folder` is damaged or was prepared from something else.
     """
-    vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
-    selected = {"max_words": scale.max_words, "pairs": scale.pairs}
-    selected |= {"max_train_words": scale.max_train_words} if scale.max_train_words else {}  # kept runs have none
-    settings = {**vocabulary, "max_length": max_length, **selected, **identity}
+    settings = settings_of(identity, vocab_size, max_length, moses, scale)
     with ExitStack() as owner:
         if not (folder / "manifest.json").exists():
             owner.enter_context(storage.lock(folder / ".lock", wait=True, report=progress))
@@ -103,6 +100,16 @@ class _Stages:
         self.manifest["files"] |= {name: fingerprint(self.path.with_name(name)) for name in STAGES[stage]}
         self.manifest["sha256"] = digest(self.manifest)
         storage.write_json(self.path, self.manifest)
+
+
+def settings_of(
+    identity: Mapping[str, str], vocab_size: int, max_length: int, moses: tuple[str, str] | None, scale: Scale
+) -> dict[str, Any]:
+    """What distinguishes a prepared corpus from any other, as its manifest has it."""
+    vocabulary = {"moses": "-".join(moses), "merges": moses_bpe.MERGES} if moses else {"vocab_size": vocab_size}
+    selected = {"max_words": scale.max_words, "pairs": scale.pairs}
+    selected |= {"max_train_words": scale.max_train_words} if scale.max_train_words else {}  # kept runs have none
+    return {**vocabulary, "max_length": max_length, **selected, **identity}
 
 
 def refuse_changed(folder: Path, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

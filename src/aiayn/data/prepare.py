@@ -11,7 +11,7 @@ from aiayn.config.schema import Config, ConfigError, Data, language
 from aiayn.core import progress
 from aiayn.data import wmt14
 from aiayn.data.dataset import SIDES, Dataset
-from aiayn.data.encoding import encode_corpus, refuse_changed
+from aiayn.data.encoding import encode_corpus, refuse_changed, settings_of
 from aiayn.data.parallel_text import EMBEDDED, SPLITS, Files, Text, fingerprints
 
 
@@ -20,13 +20,12 @@ def check(config: Config) -> None:
 
     DataError for text that is no longer what the corpus was prepared from: a finished run would not look at it.
     """
-    data = config.data
+    data, before = config.data, _in_manifest(config, "settings")
     corpus = downloaded(data)
-    if corpus is None:
-        text, before = sources(data), _in_manifest(config, "settings")
-        if isinstance(before, dict):
-            refuse_changed(prepared_folder(config), before, fingerprints(text))
-    elif data.source and not (prepared_folder(config) / "manifest.json").exists():
+    identity = fingerprints(sources(data)) if corpus is None else wmt14.identity(corpus)
+    if isinstance(before, dict):
+        refuse_changed(prepared_folder(config), before, settings_of(identity, **_choices(config)))
+    elif corpus and data.source:
         absent = [remote.url for remote in wmt14.missing(corpus, Path(data.source))]
         if absent:
             raise ConfigError(f"data.source={data.source}: lacks {', '.join(absent)}; leave it out to download them")
@@ -58,10 +57,15 @@ def prepare(config: Config, report: Callable[[str], None]) -> Dataset:
     else:
         check(config)
         identity, text = wmt14.identity(corpus), partial(_downloaded_text, corpus, config, report)
+    return encode_corpus(prepared_folder(config), identity, text, progress=report, **_choices(config))
+
+
+def _choices(config: Config) -> dict[str, Any]:
+    """What `encode_corpus` takes of a configuration."""
+    data = config.data
     languages = language(data.source_language), language(data.target_language)
     moses = languages if config.tokenizer == "paper" else None
-    into, vocab_size, max_length = prepared_folder(config), data.vocab_size, data.max_length
-    return encode_corpus(into, identity, text, vocab_size, max_length, report, moses, config.scale)
+    return {"vocab_size": data.vocab_size, "max_length": data.max_length, "moses": moses, "scale": config.scale}
 
 
 def sha256(config: Config) -> str | None:
