@@ -132,7 +132,7 @@ def _of_hydra(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
         remedy = f"quote a value that has special characters: '{key}=\"{value}\"'"
-        text = f"{error.override}: {text.partition('See https')[0].strip()}; {remedy}"
+        text = f"{error.override}: {remedy}"
     return " ".join(text.split())
 
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "report": Command("report.html_report", "one page: table, claims, curves, figures", "output prepared"),
     "attention": Command("report.attention_maps", "where every head attends, for a sentence", _OF_TRAINED),
     "dashboard": Command("report.wandb_workspace", "a W&B workspace that compares the rows", "wandb"),
-    "export": Command("evaluation.export", "a trained row for CTranslate2, or as safetensors", "format average"),
+    "export": Command("evaluation.export", "a trained row, for CTranslate2 or safetensors", "format average hardware"),
     "bench": Command("bench.bench", "speed beside other libraries", "bench hardware"),
     "plan": Command("cost.plan", "parameters, FLOPs, memory and hours of the rows", "plan hardware"),
 }

@@ -12,7 +12,7 @@ from aiayn.config import arguments
         ("-c job --resolve --config-name=seeds -p a", "--config-name=seeds --package=a --resolve --cfg=job"),
         ("seed=2 --info", "--info=all seed=2"),
         ("-i searchpath", "--info=searchpath"),
-        ("output=~/a,~me/b ~c.d", "output='~/a','~me/b' ~c.d"),
+        ("output=~/a,~me/b c=d", "output='~/a','~me/b' c=d"),
         ('output="~/a,~b"', 'output="~/a,~b"'),
         ("data.train_target=my_target_file.de", "data.train_target=my_target_file.de"),
     ],

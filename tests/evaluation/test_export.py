@@ -131,7 +131,7 @@ def test_an_exported_run_is_ours_to_the_bit_and_the_word(finished, tmp_path, for
 
 
 REFUSED = {
-    "format=md": "needs one of format=ctranslate2, format=safetensors",
+    "format=md": "needs format=ctranslate2 or format=safetensors",
     "format=ctranslate2 model.positions=relative": r"^format=ctranslate2: holds models of Table 3's parts.*=safet",
     "format=ctranslate2 model.scores=dot": "holds models of Table 3's parts",
     "format=safetensors model.residual=none": "nothing is trained",  # control: it holds them

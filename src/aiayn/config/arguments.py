@@ -1,18 +1,20 @@
 """The words behind a command: refused in one line, or as Hydra takes them."""
 
 import argparse
+import dataclasses
 import os
 import re
 import sys
 from collections.abc import Iterable
 
 from aiayn.config.compose import read_folder
-from aiayn.config.schema import ConfigError
+from aiayn.config.schema import Config, ConfigError
 
 SHOW_ALL = ("table", "report", "dashboard")  # the commands that read every run of a folder
 # A name, several, or a sweep over all; no path, which leads out of the package, nor keys, which Hydra would ignore
 FILE = re.compile(r"(?![\[{])[^/\\]+")
 GROUPS = ("experiment", "data", "scale", "fidelity", "hardware", "hydra/launcher")
+SECTIONS = {field.name for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type)} - {*GROUPS}
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FLAGS = "-cn NAME, -m, --info, --cfg job|hydra|all, and with it --package KEY or --resolve"
 # Keys of Hydra that other programs have, with their place here
@@ -48,10 +50,14 @@ def for_hydra(command: str, words: list[str]) -> list[str]:
 def _check(command: str, word: str, multirun: bool) -> None:
     """ConfigError for a word without a value, or with a configuration from elsewhere: Hydra creates what that names."""
     key, equals, value = word.partition("=")
-    key = key.strip().lstrip("+~").strip()
+    key = key.strip().lstrip("+").strip()
     if word.startswith("-"):
         raise ConfigError(f"{key} is no flag of this program: {FLAGS}")
-    if not value.strip() and not word.startswith("~"):
+    if key.startswith("~"):
+        raise ConfigError(f"{word}: no key can be removed; without it {key[1:].strip()} has its default")
+    if key in SECTIONS and not value.strip().startswith("{"):
+        raise ConfigError(f"{word}: is a section; give {key}.KEY=...")
+    if not value.strip():
         raise ConfigError(
             f"{word!r}: must be KEY=VALUE, without blanks" + "; is a shell variable empty?" * bool(equals)
         )

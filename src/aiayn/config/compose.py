@@ -24,6 +24,8 @@ from aiayn.config.schema import ROWS, Config, ConfigError, Scale, leaves, neares
 
 # As text/train.en and news.pt-BR.tok.gz end
 _LANGUAGE = re.compile(r"\.(?!gz|xz)([a-z]{2}([-_][A-Za-z]+)?)(\.\w{3,}|(?i:\.gz|\.xz|\.7z))*$")
+# How OmegaConf names the kinds of values, and how we do
+_KINDS = {"to Integer": "a whole number", "to Float": "a number", "valid bool": "true or false", "to string": "text"}
 _STRUCTURE = OmegaConf.structured(Config)
 
 
@@ -174,9 +176,6 @@ def _typed(plain: dict[str, Any]) -> Config:
     for key, value in _flat(plain):
         if value == "???":
             raise ConfigError(f"{key} has no value: give {key}=...{', such as de' * key.endswith('_language')}")
-    for field in dataclasses.fields(Config):
-        if dataclasses.is_dataclass(field.type) and not isinstance(plain.get(field.name, {}), dict):
-            raise ConfigError(f"{field.name}={plain[field.name]}: is a section; give {field.name}.KEY=...")
     try:
         return cast(Config, OmegaConf.to_object(OmegaConf.merge(_STRUCTURE, plain)))
     except OmegaConfBaseException as error:
@@ -184,10 +183,12 @@ def _typed(plain: dict[str, Any]) -> Config:
         if "not in" in str(error):
             raise ConfigError(f"{key} is not a key of the configuration: {nearest(key)}") from error
         given = dict(_flat(plain)).get(key)
-        if isinstance(given, float) and "to Integer" in str(error):  # such as 1e5
-            whole = f": {key}={given:.0f}" if given.is_integer() and given < 1e13 else ""
-            raise ConfigError(f"{key}={given}: must be a whole number{whole}") from error
-        raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
+        kind = next((name for word, name in _KINDS.items() if word in str(error)), "")
+        if "whole" in kind and isinstance(given, float) and given.is_integer() and given < 1e13:  # such as 1e5
+            kind += f": {key}={given:.0f}"
+        raise ConfigError(
+            f"{key}={given}: must be {kind}" if kind else f"{key}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

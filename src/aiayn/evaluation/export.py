@@ -113,7 +113,7 @@ def write(model: Transformer, subwords: list[str], format: str, folder: Path) ->
 def main(config: Config) -> None:
     """Exports the run that the configuration names into its folder, with its tokenizer."""
     if config.format not in FORMATS:
-        raise ConfigError(f"format={config.format}: export needs one of format={', format='.join(FORMATS)}")
+        raise ConfigError(f"format: export needs format={' or format='.join(FORMATS)}")
     if config.model.kind != "transformer":
         raise ConfigError(f"model.kind={config.model.kind}: only Transformers are exported, such as experiment=base")
     if config.format != "safetensors" and not config.model.in_table3:

@@ -109,10 +109,10 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path, int]:
             cause = f"the run in {folder} is finished, {missing}"
         raise ConfigError(f"experiment={config.experiment}: {cause}")
     if len(paths) < config.average:
-        more = f"train with training.keep_checkpoints={config.average}"
-        if config.training.keep_checkpoints >= config.average:
-            more = "train longer, or with a smaller training.checkpoint_every"
-        more += "; delete a finished run first"
+        kept, made = config.training.keep_checkpoints, config.training.max_steps // config.training.checkpoint_every
+        needs = [f"training.keep_checkpoints={config.average}"] * (kept < config.average)
+        needs += ["a smaller training.checkpoint_every"] * (made < config.average)
+        more = f"train {'with ' + ' and '.join(needs) if needs else 'longer'}; delete a finished run first"
         raise ConfigError(f"average={config.average}: {folder} keeps only {len(paths)}; {more}")
     with checkpoint.fitting(paths[0]):
         weights = checkpoint.average(paths)  # now: while this command waits or prepares, training may remove them

@@ -21,6 +21,6 @@ def main(run: Config) -> None:
     if varied := variations.layout(run, runs, tables):
         layouts.append(varied)
     sys.stdout.write(formats.printed(layouts, run.format))
-    if not runs and (precisions := folders.in_other_precisions(run)):
-        print(f"aiayn: {folder} has no runs{precisions}", file=sys.stderr)
+    if not runs:
+        print(f"aiayn: {folder} has no runs{folders.in_other_precisions(run)}", file=sys.stderr)
     records.refuse_unreadable(*runs)
