@@ -95,6 +95,6 @@ def test_the_fit_in_a_file_is_that_of_the_archives() -> None:
         training = [update["train/nats"] for update in metrics if "train/nats" in update]
         nats.setdefault(archive.name.split("-")[0], []).extend(training[-len(training) // 10 :])
     base, text = math.exp(statistics.mean(nats["base"])), (RESULTS / "small" / "fit.md").read_text()
-    for row, of_seeds in nats.items():
-        shown = quoted["cell"](math.exp(statistics.mean(of_seeds)), base, "PPL", is_base=row == "base")
+    for row in nats.keys() & {*compose.ROWS}:
+        shown = quoted["cell"](math.exp(statistics.mean(nats[row])), base, "PPL", is_base=row == "base")
         assert re.search(rf"\| {row} +\| {re.escape(shown)} ", text)
