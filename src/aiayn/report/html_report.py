@@ -53,10 +53,11 @@ def sections(run: Config, stored: Sequence[records.Run], table: Table, others: T
     curved = {
         f"curve-{quantity.replace('/', '-')}-{axis}": figures.curve(table, runs, quantity, axis)
         for axis, quantity in itertools.product(curves.AXES, curves.QUANTITIES)
+        if axis == "steps" or quantity != "train/learning_rate"
     }
     lengths = {"lengths": figures.lengths(table, counts, words)} if counts else {}
     parts = [
-        _tabled(formats.layout(table), "Table 3, paper and ours"),
+        _tabled(formats.layout(table), "Table 3, paper and ours", titled=False),  # the page's heading is its title
         _claims("The paper's claims", [test, gains, bootstrap], paper_claims.check(table, counts)),
         *([Section("By scale", figures=ladders.items())] if scales else []),
         Section("Paper against ours", figures=compared.items()),
@@ -74,10 +75,10 @@ def sections(run: Config, stored: Sequence[records.Run], table: Table, others: T
     return parts
 
 
-def _tabled(layout: formats.Layout, title: str) -> Section:
-    """A table as `aiayn table` prints it."""
+def _tabled(layout: formats.Layout, title: str, *, titled: bool = True) -> Section:
+    """A table as `aiayn table` prints it, with or without its own title."""
     head = [(column.title, column.align) for column in layout.columns]
-    return Section(title, [layout.title, layout.caption], head, layout.rows, layout.table.notes)
+    return Section(title, [layout.title] * titled + [layout.caption], head, layout.rows, layout.table.notes)
 
 
 def _claims(title: str, texts: Sequence[str], findings: Iterable[Finding]) -> Section:
