@@ -108,7 +108,6 @@ WRONG = {
     "train wandb.project=[1]": "wandb.project=[1]: must be text",
     "train output=/tmp/ü": "quote a value that has special characters: 'output=\"/tmp/ü\"'",
     "train 'model.dropout=${oc.env:NOTHING_OF_THAT_NAME}'": "NOTHING_OF_THAT_NAME",
-    "train =": "=",
     "train --cfg jobs": "; the flags are -cn NAME, -m, --info, --cfg job|hydra|all",
     "train --multirun=seed=1,2": "'seed=1,2'; the flags are -cn NAME, -m,",
     "train -m --cfg job": "not allowed with argument",

@@ -46,11 +46,12 @@ def test_one_command_trains_all_twenty_rows_of_the_table(sweep, aiayn_in):
     assert found == {row: result["dev"]["ppl"] for row, result in results.items()}
 
 
-def test_runs_in_another_precision_are_pointed_to(sweep, aiayn_in):
+def test_runs_of_another_precision_or_folder_are_pointed_to(sweep, aiayn_in):
     folder, _ = sweep
     done = aiayn_in(folder, "table", "scale=smoke", "hardware.precision=bf16-mixed", "format=md")
     assert "0 of 20 rows finished" in done.stdout
     assert done.stderr == "aiayn: runs/tiny.bf16-smoke has no runs; there are runs with hardware.precision=32-true\n"
+    assert aiayn_in(folder, "table").stderr == "aiayn: runs/tiny-mini has no runs; there are runs in runs/tiny-smoke\n"
     assert aiayn_in(folder, "table", "scale=smoke", "format=md").stderr == ""  # control
 
 

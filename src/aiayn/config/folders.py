@@ -22,11 +22,14 @@ def sweep_folder(config: Config) -> Path:
     return Path(config.output) / f"{setting(config)}-{config.scale.name}"
 
 
-def in_other_precisions(config: Config) -> str:
-    """How to ask for runs that are there, but in another precision than the one asked for; empty when none are."""
+def other_runs(config: Config) -> str:
+    """How to ask for runs in another precision, or else which other folders have runs; empty when none have."""
     others = (vary(config, hardware={"precision": other}) for other in PRECISIONS if other != config.hardware.precision)
     found = [f"hardware.precision={run.hardware.precision}" for run in others if sweep_folder(run).exists()]
-    return f"; there are runs with {' and '.join(found)}" if found else ""
+    if not found:
+        folders = {path.parent.parent for path in Path(config.output).glob("*/*/seed*")} - {sweep_folder(config)}
+        return f"; there are runs in {', '.join(sorted(map(str, folders)))}" if folders else ""
+    return f"; there are runs with {' and '.join(found)}"
 
 
 def corpus_name(config: Config) -> str:

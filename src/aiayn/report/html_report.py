@@ -93,7 +93,7 @@ def main(run: Config) -> None:
     folder = folders.sweep_folder(run) / "report"
     stored = records.read_runs(folder.parent)
     if not stored:
-        raise ConfigError(f"{folder.parent} has no runs{folders.in_other_precisions(run)}; train one first")
+        raise ConfigError(f"{folder.parent} has no runs{folders.other_runs(run)}; train one first")
     table = table3.table(run, stored)
     others, title, drawn, parts = beyond.table(run, stored), formats.title(table), folder / "figures", []
     about = {"ladder": "conditions and compute stand below it", "beyond": figures.caption(others or table)}

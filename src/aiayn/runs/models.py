@@ -16,7 +16,7 @@ import torch
 from aiayn.alternatives.parts import transformer
 from aiayn.alternatives.recurrent import RecurrentModel, TranslationModel
 from aiayn.config.compose import unscaled
-from aiayn.config.folders import in_other_precisions, run_folder
+from aiayn.config.folders import other_runs, run_folder
 from aiayn.config.schema import Config, ConfigError, Hardware, OutOfMemory
 from aiayn.data.dataset import Dataset
 from aiayn.data.prepare import prepare
@@ -103,7 +103,7 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path, int]:
     folder = run_folder(config)
     paths = checkpoint.newest(folder / "checkpoints", config.average)
     if not paths:
-        cause = f"nothing is trained in {folder}; train it with the same arguments{in_other_precisions(config)}"
+        cause = f"nothing is trained in {folder}; train it with the same arguments{other_runs(config)}"
         if jobs.is_finished(config):
             missing = "but its checkpoints are not here; delete the folder to train it again"
             cause = f"the run in {folder} is finished, {missing}"

@@ -22,5 +22,5 @@ def main(run: Config) -> None:
         layouts.append(varied)
     sys.stdout.write(formats.printed(layouts, run.format))
     if not runs:
-        print(f"aiayn: {folder} has no runs{folders.in_other_precisions(run)}", file=sys.stderr)
+        print(f"aiayn: {folder} has no runs{folders.other_runs(run)}", file=sys.stderr)
     records.refuse_unreadable(*runs)
