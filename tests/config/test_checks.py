@@ -17,7 +17,7 @@ from aiayn.config import checks, compose, schema
         ("model.positions=relative model.scores=additive", "model.scores=additive: .* use scaled"),
         ("experiment=f_no_positions model.residual=positions", "model.residual=positions: .* use model.positions=sin"),
         ("bench.output=figures.md", r"^bench.output=figures.md: .*\.json"),
-        ("bench.output=.", r"^bench.output=.: .*\.json"),
+        ("scale.width=1e6", "model.d_model=512, 512000000 once scaled: must be at least 2 and at most 65536"),
         (f"hardware.tokens_per_search=1{'0' * 20}", r"hardware.tokens_per_search.* at most 1e\+12"),
         ("experiment=s_rnn fidelity.zero_start=true", "fidelity.zero_start=true: .* use fidelity=paper"),
         ("model.dropout=1.0", "model.dropout=1.0: .* below 1"),

