@@ -98,7 +98,6 @@ WRONG = {
     "train data.name=../up": "../up",
     "evaluate wandb.mode=disabled": "nothing is trained in runs/tiny-mini/base/seed1",
     "train 'scale={}'": "scale={}",
-    "train output=null": "output",
     "table format=pdf": "terminal, md, csv, latex",
     "train -cn table4": "-cn/--config-name: invalid choice: 'table4' (choose from",
     "train data=files": "data.train_source",

@@ -78,7 +78,7 @@ def test_the_contrary_contradicts_every_claim_in_perplexity() -> None:
 def test_one_seed_is_no_verdict_however_large_the_effect(papers_counts) -> None:
     found = paper_claims.check(like_the_paper(1), papers_counts)
     assert {f.verdict for f in found} == {"undecided"}
-    assert all("at least two seeds" in f.because and f.p is None and f.effect is not None for f in found)
+    assert all("two seeds of each row" in f.because and f.p is None and f.effect is not None for f in found)
     assert "reproduced" in {f.verdict for f in paper_claims.check(like_the_paper(2), papers_counts)}  # control
 
 

@@ -9,7 +9,7 @@ from aiayn.config import folders
 from aiayn.config.schema import ROWS, Config, ConfigError
 from aiayn.core import exit_codes
 from aiayn.runs import records
-from aiayn.training import wandb_log
+from aiayn.training import wandb_log, worker
 
 MOST_RUNS = 100
 
@@ -61,7 +61,7 @@ def main(run: Config) -> None:
     link, trouble = built(run)
     if trouble:
         print(f"aiayn: nothing was built: {trouble}", file=sys.stderr)
-        sys.exit(exit_codes.FAILED)
+        worker.leave(exit_codes.FAILED)
     print(link)
 
 

@@ -236,7 +236,7 @@ def _verdict(
 ) -> tuple[Verdict, str]:
     if evidence is None or p is None:
         short = ", ".join(f"{row} has {len(of) or 'none'}" for row, of in samples.items() if len(of) < 2)
-        needs = f"we judge a claim only if every row in it has at least two seeds: {short}"
+        needs = f"needs two seeds of each row: {short}"
         return "undecided", needs if short else "the seeds do not differ at all"
     for_it, seeds = evidence[0] < evidence[1], f"{min(map(len, samples.values()))} seeds a row"
     if p >= ERROR_RATE:
