@@ -150,7 +150,9 @@ def agreement(folder: Path) -> list[str]:
 def claims(*words: str) -> str:
     """A note on how to read it, how far seeds spread, and one line for each claim."""
     run = compose.compose_row(*words)
-    made = table3.table(run, records.read_runs(folders.sweep_folder(run)))
+    if not (runs := records.read_runs(folders.sweep_folder(run))):
+        raise ConfigError(f"{folders.sweep_folder(run)} has no runs{folders.other_runs(run)}")
+    made = table3.table(run, runs)
     findings = paper_claims.check(made, beyond.on_dev(run, made)[1])
     cells = [[found.texts[key] for key in CLAIM_COLUMNS] for found in findings]
     spreads = []

@@ -98,14 +98,10 @@ def one_line_errors() -> Iterator[None]:
 
 def explained(error: Exception) -> tuple[int, str]:
     """The exit code and the line for an error that a user can cause; raises any other as it is."""
-    from aiayn.data.parallel_text import DataError
-
-    if isinstance(error, schema.OutOfMemory):
-        return exit_codes.FAILED, str(error)
-    if isinstance(error, DataError | schema.ConfigError):
-        return exit_codes.BAD_DATA if isinstance(error, DataError) else exit_codes.WRONG_CONFIGURATION, str(error)
-    if isinstance(error, storage.StorageError) or (isinstance(error, OSError) and error.filename is not None):
-        return exit_codes.STORAGE, storage.description(error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, exit_codes.ExplainedError):
+        return error.exit_code, str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return exit_codes.STORAGE, storage.description(error)
     # Hydra 1.3 refuses some overrides of a group, such as scale=[1], by a plain ValueError of its own
     raised_in = (frame.filename for frame in traceback.extract_tb(error.__traceback__)[-1:])
     in_hydra = any(Path(file).is_relative_to(Path(hydra.__file__).parent) for file in raised_in)

@@ -95,7 +95,7 @@ Examples:
 Keys, with the values of conf/, which are the paper's where scale multiplies them:
 {_in_columns(keys)}
 
-Keys of every command (experiment, data, scale, seed, output, ...) and flags: aiayn --help
+Keys of every command (data, scale, output, ...) and flags: aiayn --help
 Exit codes: {EXIT_CODES}"""
 
 

@@ -41,6 +41,8 @@ def test_a_prefix_stands_for_both_files_of_its_split():
     assert (data.train_target, data.dev_source, data.test_source) == ("a/t.fi", "d.is", "e.1.is")
     with pytest.raises(schema.ConfigError, match=r"data\.dev_source=other: data\.dev=d means d\.is; give only one"):
         compose.compose_row(*words, "data.source_language=is", "data.dev_source=other")
+    with pytest.raises(schema.ConfigError, match=r"data\.dev_source=d\.fi: ends in the other side's language; swap"):
+        compose.compose_row(*words, "data.source_language=is", "data.dev_source=d.fi")
     with pytest.raises(schema.ConfigError, match=r"data\.source_language=und: is needed by tokenizer=paper"):
         own("tokenizer=paper", target="b.de")
     for train in ([], ["data.train=", "data.train_source=a", "data.train_target=b"]):

@@ -118,7 +118,10 @@ def test_damaged_text_is_raised_after_the_plan(toy, tmp_path, capsys, monkeypatc
     assert re.search(r"\d x group of 2 CPU cores: peak 0\.\d+ TFLOP/s", said)
     monkeypatch.setattr(plan, "free_bytes", lambda folder: 1000)
     run = compose.compose_row(*toy)
-    torn = tmp_path / "train.source"
+    torn, blank = tmp_path / "train.source", tmp_path / "dev.target"
+    blank.write_text("\n" * 41)
+    with pytest.raises(DataError, match="leaves no dev pair"):
+        plan.main(compose.compose_row(*toy, f"data.dev_target={blank}", f"prepared={tmp_path}"))
     torn.write_bytes(compose.Path(run.data.train_source).read_bytes() + b"one line more\n")
     with pytest.raises(DataError, match=r"4002 lines, .* has 4001"):
         plan.main(compose.compose_row(*toy, f"data.train_source={torn}", f"prepared={tmp_path}"))

@@ -42,9 +42,11 @@ def test_your_own_text_is_prepared_and_what_was_kept_is_printed(run, tmp_path, c
 @pytest.mark.parametrize("path", ["", "gone", "/", "dev.source"])
 def test_a_missing_file_and_one_for_both_sides_are_refused(run, path):
     path = run.data.dev_source if path == "dev.source" else path
-    cause = r": is data\.dev_source too; give" if path == run.data.dev_source else ": no such file"
+    cause = r": is data\.dev_source too; give" if path == run.data.dev_source else ": (no such|is a folder)"
     with pytest.raises(compose.ConfigError, match=rf"data\.dev_target='?{path}'?{cause}"):
         prepare.sources(with_files(run, dev_target=path).data)
+    with pytest.raises(compose.ConfigError, match=r"data\.name=tiny: is a corpus of this program"):
+        prepare.sources(with_files(run, name="tiny").data)
 
 
 def test_the_verses_are_prepared_whole_and_to_the_same_bytes(tmp_path):

@@ -11,7 +11,6 @@ import pytest
 import sacrebleu
 import sacremoses
 
-from aiayn.evaluation import metrics
 from aiayn.evaluation.metrics import bits_per_character, bleu, bleu_of_counts, paper_counts, paper_tokens, perplexity
 
 REFERENCES = [
@@ -104,7 +103,6 @@ def test_languages_without_spaces_have_sacrebleus_own_tokens(language: str) -> N
     assert (ours["bleu"]["sacrebleu"] > 30) == (language != "th")  # control: 13a sees whole clauses
     assert "paper" not in ours["bleu"]
     assert re.match(f"none: .* {language[:2]} is written without", ours["signatures"]["paper"])
-    assert {key: name for key, name in sacrebleu.BLEU._TOKENIZER_MAP.items() if name != "13a"} == metrics._TOKENIZERS
     assert bleu(HYPOTHESES, REFERENCES, "deu_AT")["signatures"] == bleu(HYPOTHESES, REFERENCES, "de")["signatures"]
     german, austrian, french = (paper_counts(HYPOTHESES, REFERENCES, to).tolist() for to in ("de", "deu_AT", "fr"))
     assert austrian == german != french

@@ -47,7 +47,7 @@ def test_translations_come_back_in_order_from_full_batches(lengths: list[int], l
             (alone,) = beam_search(model, ids, torch.tensor([0, len(ids)]), **OPTIONS, bos=BOS, eos=EOS)
             assert_same(hypothesis, alone, tolerance=1e-12)
         else:
-            assert hypothesis == Hypothesis([], 0.0, 0.0, finished=True)
+            assert hypothesis == Hypothesis([], 0.0, finished=True)
 
 
 def test_a_signal_waits_for_no_thread_that_searches():

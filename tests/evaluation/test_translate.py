@@ -87,7 +87,9 @@ def test_standard_output_has_translations_alone_in_any_locale(finished, monkeypa
     for encoding in ("utf-8", "ascii"):
         written = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\r\n")
         monkeypatch.setattr("sys.stdout", written)
-        translate.main(compose.compose_row(*finished), io.BytesIO("1 2 ж 3\n\n4 \x85 \u2028 x\n".encode()))
+        typed = io.BytesIO("1 2 ж 3\n\n4 \x85 \u2028 x\n".encode())
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(typed))
+        translate.main(compose.compose_row(*finished))
         printed.append(written.buffer.getvalue())
     assert printed[0] == printed[1]
     assert [bool(line) for line in printed[0].split(b"\n")] == [True, False, True, False]

@@ -70,9 +70,10 @@ def test_figures_show_the_weights_and_name_both_sides() -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"   \n", b"1 " * 200])
-def test_a_sentence_that_is_no_picture_is_refused(finished: list[str], line: bytes) -> None:
+def test_a_sentence_that_is_no_picture_is_refused(finished: list[str], line: bytes, monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line)))
     with pytest.raises(ConfigError, match=r"the sentence has \d+ tokens"):
-        attention_maps.main(compose.compose_row(*finished), io.BytesIO(line))
+        attention_maps.main(compose.compose_row(*finished))
 
 
 def test_a_sentence_gives_a_page_and_every_layer_as_files(finished: list[str], monkeypatch: Any) -> None:
@@ -81,8 +82,8 @@ def test_a_sentence_gives_a_page_and_every_layer_as_files(finished: list[str], m
     monkeypatch.setattr(attention_maps, "matrices", draw)
     monkeypatch.setattr("aiayn.core.storage.write_bytes", lambda path, data: written.update({path.name: bytes(data)}))
     monkeypatch.setattr("aiayn.core.storage.write_text", lambda path, text: written.update({path.name: text.encode()}))
-    source = io.BytesIO(b"1 2 <script>alert(1)</script> 3\nanother line\n")
-    attention_maps.main(compose.compose_row(*finished), source)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1 2 <script>alert(1)</script> 3\nanother line\n")))
+    attention_maps.main(compose.compose_row(*finished))
     names = {f"{kind}-layer1-{look}" for kind in KINDS for look in ("lines", "matrix")}
     assert set(written) == {f"{name}.{ending}" for name in names for ending in ("svg", "png")} | {"attention.html"}
     page = written["attention.html"].decode()

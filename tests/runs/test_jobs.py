@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from run_results import changed, result_of
@@ -104,6 +105,19 @@ def test_the_code_of_the_whole_is_the_worst_of_its_ranks(toy_run, tmp_path, code
     assert (tmp_path / "failure.json").exists() == bool(cause)
     if cause:
         assert records.failure(tmp_path) == {"cause": cause, "exit_code": expected, "log": ""}
+
+
+def test_an_interrupted_rank_ends_those_that_hear_no_signal(toy_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.3)
+    assert until_ended(worker(toy_run, tmp_path, HANGS, "sys.exit(75)")) == exit_codes.INTERRUPTED
+
+
+def test_ranks_end_when_one_cannot_be_started(toy_run, tmp_path, monkeypatch):
+    begun = subprocess.Popen(["sleep", "99"])
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=[begun, BlockingIOError(11, "no process is left")]))
+    with pytest.raises(BlockingIOError), ExitStack() as held:
+        jobs.start(schema.vary(toy_run, hardware={"devices": 2}), tmp_path / "log", held, {})
+    assert begun.wait(30) == -signal.SIGKILL
 
 
 def test_a_rank_that_works_on_when_another_is_done_is_left_alone(toy_run, tmp_path, monkeypatch):

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from aiayn.config.schema import ConfigError
 from aiayn.data.sentencepiece_bpe import PAD
-from aiayn.evaluation.export import NORM_EPSILON, POSITIONS, positions, projections, write
+from aiayn.evaluation.export import POSITIONS, positions, projections, write
 from aiayn.paper.attention import SelfAttention
 from aiayn.paper.batch import Batch, Packing
-from aiayn.paper.layers import LearnedPositions
+from aiayn.paper.layers import NORM_EPSILON, LearnedPositions
 from aiayn.paper.transformer import DecoderLayer, Transformer
 
 # B sentences; L tokens of the longest source, M of the longest target; D d_model

@@ -61,7 +61,7 @@ def _check(command: str, word: str, multirun: bool) -> None:
         raise ConfigError(
             f"{word!r}: must be KEY=VALUE, without blanks" + "; is a shell variable empty?" * bool(equals)
         )
-    if key in GROUPS and not FILE.fullmatch(value or key):
+    if key in GROUPS and not FILE.fullmatch(value):
         raise ConfigError(f"{word}: must be the name of a file of this program's own")
     if key.startswith("hydra") and not key.startswith(("hydra/launcher", "hydra.launcher.")):
         hint = next(hint for prefixes, hint in INSTEAD.items() if key.startswith(prefixes))

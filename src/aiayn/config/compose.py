@@ -154,7 +154,7 @@ def _complete(data: dict[str, Any]) -> None:
         if both := _BOTH.search(prefix) or _BOTH.search(path):
             script = (
                 "import csv, json, sys, xml.etree.ElementTree as xml; f = sys.stdin; sides ="
-                f' open("{split}.source", "w"), open("{split}.target", "w"); [print(*text.split(), file=side)'
+                f' open("{split}.source", "w"), open("{split}.target", "w"); [print(*str(text).split(), file=side)'
                 f" for pair in ({_PAIRS[both[1].lower()]}) for side, text in zip(sides, pair)]"
             )
             unpacked = {"gz": "zcat", "xz": "xzcat", "bz2": "bzcat"}.get((both[2] or "").lower(), "cat")
@@ -162,9 +162,13 @@ def _complete(data: dict[str, Any]) -> None:
             raise ConfigError(f"{both.string} has both sides; this makes {split}.source and {split}.target: {command}")
         if data.get(spoken) == "???" and (ending := _LANGUAGE.search(path)):
             data[spoken] = ending[1]
+    languages = {side: data.get(f"{side}_language") for side in ("source", "target")}
     for split, side in itertools.product(("train", "dev", "test"), ("source", "target")):  # now all languages are known
+        key = f"{split}_{side}"
+        if (ending := _LANGUAGE.search(str(data.get(key)))) and languages[side] != ending[1] in languages.values():
+            raise ConfigError(f"data.{key}={data[key]}: ends in the other side's language; swap or rename the files")
         if data.get(split):
-            key, path = f"{split}_{side}", f"{data[split]}.{data[f'{side}_language']}"
+            path = f"{data[split]}.{languages[side]}"
             if data[key] not in ("???", path):
                 raise ConfigError(f"data.{key}={data[key]}: data.{split}={data[split]} means {path}; give only one")
             data[key] = path
@@ -175,7 +179,7 @@ def _complete(data: dict[str, Any]) -> None:
 def _typed(plain: dict[str, Any]) -> Config:
     for key, value in _flat(plain):
         if value == "???":
-            raise ConfigError(f"{key} has no value: give {key}=...{', such as de' * key.endswith('_language')}")
+            raise ConfigError(f"{key} has no value: give {key}=...{', such as en or de' * key.endswith('_language')}")
     try:
         return cast(Config, OmegaConf.to_object(OmegaConf.merge(_STRUCTURE, plain)))
     except OmegaConfBaseException as error:

@@ -10,6 +10,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from aiayn.core.exit_codes import WRONG_CONFIGURATION, ExplainedError
+
 # The paper's order.
 ROWS = (
     *("base", "a_h1", "a_h4", "a_h16", "a_h32", "b_dk16", "b_dk32"),
@@ -25,11 +27,13 @@ BEYOND = (
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-class ConfigError(ValueError):
+class ConfigError(ExplainedError, ValueError):
     """A value that a user can get wrong: one line naming the key, the value and what is allowed."""
 
+    exit_code = WRONG_CONFIGURATION
 
-class OutOfMemory(ConfigError):
+
+class OutOfMemory(ExplainedError):
     """A batch that the memory of a GPU does not hold: one line naming the key, the value and a smaller one."""
 
 

@@ -48,7 +48,7 @@ def counted(what: str, total: int | None, unit: str) -> Iterator[Callable[[int],
         yield report
 
 
-def each(items: Sequence[Any], what: str) -> Iterator[Any]:
+def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
     """The items, and how many of them are done."""
     with counted(what, len(items), "done") as done:
         for item in items:

@@ -17,6 +17,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO
 
+from aiayn.core.exit_codes import STORAGE, ExplainedError
+
 # Where a process can die, a disk refuse or time pass, in the order in which a file goes through them
 POINTS = ("locked", "opened", "written", "synced", "renamed", "appending", "appended", "removing", "removed")
 
@@ -26,8 +28,10 @@ LOCK_SECONDS = 0.1
 ABANDONED_SECONDS = 86_400.0
 
 
-class StorageError(Exception):
+class StorageError(ExplainedError):
     """A file could not be written or read back: the message names the path and the cause."""
+
+    exit_code = STORAGE
 
 
 class InUse(StorageError):

@@ -7,6 +7,7 @@ from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError, Model
 from aiayn.cost import flops
 from aiayn.data import prepare, wmt14
+from aiayn.data.encoding import refuse_unfit
 from aiayn.data.parallel_text import read
 from aiayn.paper.attention import KERNEL_WIDTH
 from aiayn.paper.loss import CHUNK_ELEMENTS
@@ -155,6 +156,7 @@ def corpus_statistics(run: Config) -> CorpusStatistics:
         return CorpusStatistics(to_write=to_come + encoded, found=found, complete=not absent)
     texts, characters = [], 0
     for split, parts in prepare.sources(run.data).items():
+        refuse_unfit(split, parts, run.scale)
         dropped, lines = Counter[str](), 0
         for source, target in read(split, parts, run.scale, dropped):
             lines += 1

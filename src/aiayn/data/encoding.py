@@ -54,7 +54,7 @@ def encode_corpus(
             text = text_of()
             if not stages.complete("tokenizer"):
                 for split in SPLITS:
-                    _refuse_unfit(split, text[split], scale)
+                    refuse_unfit(split, text[split], scale)
                 pairs = read("train", text["train"], scale, Counter())
                 if moses:
                     progress(f"training {moses_bpe.MERGES} merges of Moses tokens")
@@ -122,7 +122,7 @@ def refuse_changed(folder: Path, before: Mapping[str, Any], settings: Mapping[st
         )
 
 
-def _refuse_unfit(split: Split, parts: Sequence[Files], scale: Scale) -> None:
+def refuse_unfit(split: Split, parts: Sequence[Files], scale: Scale) -> None:
     """DataError now, not after minutes of training a vocabulary, for which the whole training text is read."""
     dropped = Counter[str]()
     has_text = (bool(target.strip()) for _, target in read(split, parts, scale, dropped))

@@ -19,13 +19,16 @@ from typing import Any, Literal
 
 from aiayn.config.schema import Scale
 from aiayn.core import storage
+from aiayn.core.exit_codes import BAD_DATA, ExplainedError
 from aiayn.core.process_pool import Answer, in_order
 
 Pair = tuple[str, str]  # a source sentence and its translation
 
 
-class DataError(ValueError):
+class DataError(ExplainedError, ValueError):
     """Text or prepared data is not what it has to be: the message names the file, what is wrong and the remedy."""
+
+    exit_code = BAD_DATA
 
 
 @dataclass(frozen=True)

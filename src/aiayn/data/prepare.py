@@ -35,13 +35,16 @@ def sources(data: Data) -> Text:
     """The files of the three splits. ConfigError: one is missing or both sides at once, or `data.source` is given."""
     if data.source:
         raise ConfigError(f"data.source={data.source}: is read only with data={' or data='.join(wmt14.CORPORA)}")
-    if data.name in EMBEDDED and not data.train_source:
+    if data.name in EMBEDDED:
+        if data.train_source:
+            raise ConfigError(f"data.name={data.name}: is a corpus of this program; give text of your own another name")
         return {split: [files] for split, files in EMBEDDED[data.name].items()}
     paths = {split: [str(getattr(data, f"{split}_{side}")) for side in SIDES] for split in SPLITS}
     for split, sides in paths.items():
         for side, path in zip(SIDES, sides, strict=True):
             if not Path(path).is_file():
-                raise ConfigError(f"data.{split}_{side}={path!r}: no such file" + "; data=files takes six" * (not path))
+                missing = "is a folder, not a file" if path and Path(path).is_dir() else "no such file"
+                raise ConfigError(f"data.{split}_{side}={path!r}: {missing}" + "; data=files takes six" * (not path))
         if Path(sides[0]).samefile(sides[1]):
             raise ConfigError(f"data.{split}_target={sides[1]}: is data.{split}_source too; give a file for each side")
     return {split: [Files(*map(Path, sides))] for split, sides in paths.items()}

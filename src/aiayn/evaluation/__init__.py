@@ -1,1 +1,1 @@
-"""Using and measuring a trained model: search, perplexity and BLEU, translation, export, attention heads."""
+"""Using and measuring a trained model: search, perplexity and BLEU, translation and export."""

@@ -14,14 +14,13 @@ from aiayn.config.schema import Config, ConfigError
 from aiayn.core import storage
 from aiayn.data.sentencepiece_bpe import BOS, EOS, UNK
 from aiayn.paper.attention import MemoryAttention, SelfAttention
-from aiayn.paper.layers import AddAndNorm, LearnedPositions, NoPositions, Sinusoids
+from aiayn.paper.layers import NORM_EPSILON, AddAndNorm, LearnedPositions, NoPositions, Sinusoids
 from aiayn.paper.transformer import DecoderLayer, EncoderLayer, Transformer
 from aiayn.runs.models import trained
 
 # D d_model; H heads; K d_k; V d_v; W width of a head elsewhere; P positions
 
 POSITIONS = 1024  # of the longest sentence that CTranslate2 and the baselines are given, EOS included
-NORM_EPSILON = 1e-6  # as in AddAndNorm
 FORMATS = ("ctranslate2", "safetensors")
 
 

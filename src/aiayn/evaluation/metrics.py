@@ -14,8 +14,6 @@ import sacrebleu
 from aiayn.config.schema import language as primary
 from aiayn.data.moses_bpe import moses
 
-# sacreBLEU's own choice by languages; 13a for the others
-_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 # Written without blanks between words: their Moses tokens are whole clauses
 _UNSPACED = ("zh", "ja", "th", "lo", "km", "my", "bo")
 
@@ -53,12 +51,12 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
     """
     assert len(hypotheses) == len(references) > 0
     language = primary(language)
-    own = _TOKENIZERS.get(language, "13a")
     tokenized = [[paper_tokens(line, language) for line in lines] for lines in (hypotheses, references)]
     scores, signatures = {}, {}
-    # multi-bleu does not smooth; `force` says that tokenised text is meant
-    for kind, tokenize, smooth in (("paper", "none", "none"), ("sacrebleu", own, "exp"), ("intl", "intl", "exp")):
-        scorer = sacrebleu.BLEU(tokenize=tokenize, smooth_method=smooth, force=True)
+    paper: dict[str, Any] = {"tokenize": "none", "smooth_method": "none"}  # multi-bleu does not smooth
+    kinds = {"paper": paper, "sacrebleu": {"trg_lang": language}, "intl": {"tokenize": "intl"}}
+    for kind, options in kinds.items():
+        scorer = sacrebleu.BLEU(**options, force=True)  # it would take text with blanks before full stops for tokens
         ours, theirs = tokenized if kind == "paper" else (hypotheses, references)
         scores[kind] = scorer.corpus_score(ours, [theirs]).score
         signatures[kind] = str(scorer.get_signature())
@@ -67,14 +65,14 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
     if language in _UNSPACED:
         del scores["paper"]
         signatures["paper"] = f"none: it counts words between blanks, which {language} is written without"
-    interval = _confidence_interval(own, hypotheses, references)
+    interval = _confidence_interval(hypotheses, references, language)
     return {"bleu": scores, "bleu_ci95": interval, "signatures": signatures}
 
 
-def _confidence_interval(tokenize: str, hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+def _confidence_interval(hypotheses: Sequence[str], references: Sequence[str], language: str) -> list[float]:
     """The 2.5th and 97.5th percentile of sacreBLEU's over 1000 resamples of the sentences; always the same two."""
     # sacrebleu's own bootstrap gives a symmetric interval
-    counts = _counts(tokenize, hypotheses, references)
+    counts = _counts(hypotheses, references, trg_lang=language)
     random = np.random.default_rng(0)
     resamples = (counts[random.integers(len(counts), size=len(counts))].sum(0) for _ in range(1000))
     scores = [bleu_of_counts(sums, smooth_method="exp") for sums in resamples]
@@ -83,7 +81,8 @@ def _confidence_interval(tokenize: str, hypotheses: Sequence[str], references: S
 
 def paper_counts(hypotheses: Sequence[str], references: Sequence[str], language: str) -> npt.NDArray[np.int64]:
     """(sentences, 10): what adds up over sentences to the numbers that `paper` BLEU is made of."""
-    return _counts("none", *([paper_tokens(line, primary(language)) for line in x] for x in (hypotheses, references)))
+    tokenized = ([paper_tokens(line, primary(language)) for line in lines] for lines in (hypotheses, references))
+    return _counts(*tokenized, tokenize="none")
 
 
 def bleu_of_counts(sums: npt.NDArray[np.int64], smooth_method: str = "none") -> float:
@@ -93,8 +92,8 @@ def bleu_of_counts(sums: npt.NDArray[np.int64], smooth_method: str = "none") -> 
     return float(score)
 
 
-def _counts(tokenize: str, hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.int64]:
+def _counts(hypotheses: Sequence[str], references: Sequence[str], **options: Any) -> npt.NDArray[np.int64]:
     # No count depends on effective_order, which silences advice
-    sentence_bleu = sacrebleu.BLEU(tokenize=tokenize, effective_order=True, force=True)
+    sentence_bleu = sacrebleu.BLEU(**options, effective_order=True, force=True)
     sentences = [sentence_bleu.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
     return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in sentences])

@@ -54,7 +54,7 @@ def search(
         with torch.autocast(decoder.device.type, torch.bfloat16, enabled=decoding.precision == "bf16"):
             return beam_search(decoder, ids, torch.from_numpy(offsets), **options, bos=BOS, eos=EOS)
 
-    hypotheses = [Hypothesis([], 0.0, 0.0, finished=True)] * len(sources)
+    hypotheses = [Hypothesis([], 0.0, finished=True)] * len(sources)
     if empty := int((lengths == 0).sum()):
         done(empty)
     # Each thread has its own setting. With threads=0 the calling thread searches, and a signal waits for its step

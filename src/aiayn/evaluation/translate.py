@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import BinaryIO
 
 from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config.schema import Config, Decoding, Hardware
@@ -52,12 +51,12 @@ def translate(
         yield from dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
 
 
-def main(config: Config, source: BinaryIO | None = None) -> None:
+def main(config: Config) -> None:
     """Translates standard input with the run that the configuration names."""
     compute_with(config.hardware.threads)
     model, dataset, *_ = trained(config)
-    lines, warn = source or sys.stdin.buffer, partial(print, "aiayn:", file=sys.stderr)
-    typed = source is None and sys.stdin.isatty()  # each line waits for its answer
+    lines, warn = sys.stdin.buffer, partial(print, "aiayn:", file=sys.stderr)
+    typed = sys.stdin.isatty()  # each line waits for its answer
     shown = sys.stdout.isatty()  # the translations themselves show how far it is
     with contextlib.nullcontext() if shown else progress.counted("translating", None, "lines") as done:
         for line in translate(model, dataset, config.decoding, config.hardware, lines, warn, done, typed):

@@ -13,10 +13,9 @@ from aiayn.paper.decoding import Decoder
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation: tokens without BOS and EOS, log probability (of EOS too, if finished), score it is ranked by."""
+    """One translation: tokens without BOS and EOS, and the score that it is ranked by (with EOS's, if finished)."""
 
     ids: list[int]
-    log_probability: float
     score: float
     finished: bool
 
@@ -25,11 +24,6 @@ def penalty(length: Tensor | int, length_penalty: float) -> Tensor | float:
     """((5 + length) / 6) ** alpha, by which log probabilities are divided; the length counts EOS."""
     # Paper: names alpha = 0.6 and Wu et al. 2016, whose formula this is (6.1)
     return ((5 + length) / 6) ** length_penalty
-
-
-def best_reachable_score(log_probability: Tensor, longest_penalty: Tensor) -> Tensor:
-    """Scores (B,) that no continuation exceeds: log probabilities only fall, no penalty is larger than (B,)."""
-    return log_probability / longest_penalty
 
 
 def best_continuations(logits: Tensor, alive: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,8 +54,7 @@ class Beam:
         # (B, W, L) of each alive hypothesis, EOS after its end
         self.alive_ids = torch.full((num_sentences, 1, int(limits.max())), eos, device=device)
         # Only the best finished hypothesis matters: finished ones never take an alive one's place
-        self.best = torch.full((num_sentences,), -torch.inf, device=device)  # (B,) log probability
-        self.best_score = self.best.clone()  # (B,)
+        self.best_score = torch.full((num_sentences,), -torch.inf, device=device)  # (B,)
         self.best_ids = self.alive_ids[:, 0]  # (B, L)
 
     def extend(self, logits: Tensor) -> None:
@@ -87,24 +80,24 @@ class Beam:
         finished, position = candidates.max(1)  # (B,)
         score = finished / penalty(self.length, self.length_penalty)
         better = score > self.best_score
-        self.best_score, self.best = score.where(better, self.best_score), finished.where(better, self.best)
+        self.best_score = score.where(better, self.best_score)
         row = torch.arange(len(parent), device=parent.device)  # (B,)
         ids = self.alive_ids[row, parent[row, position]]
         self.best_ids = ids.where(better.unsqueeze(1), self.best_ids)
 
     def is_decided(self) -> Tensor:
         """(B,): whether nothing alive can beat the best finished hypothesis, or the limit is reached."""
-        reachable = best_reachable_score(self.alive[:, 0], self.longest_penalty)
+        # No continuation exceeds it: log probabilities only fall, and no penalty is larger
+        reachable = self.alive[:, 0] / self.longest_penalty
         return (self.best_score >= reachable) | (self.limits == self.length)
 
     def hypotheses(self, rows: Tensor) -> list[tuple[int, Hypothesis]]:
         """Number and best hypothesis of the sentences in these rows; the best alive one where none has finished."""
         unfinished = self.best_score[rows].isneginf()
-        alive = self.alive[rows, 0]
-        log_probability = alive.where(unfinished, self.best[rows])
-        score = (alive / penalty(self.length, self.length_penalty)).where(unfinished, self.best_score[rows])
+        score = self.alive[rows, 0] / penalty(self.length, self.length_penalty)
+        score = score.where(unfinished, self.best_score[rows])
         ids = self.alive_ids[rows, 0].where(unfinished.unsqueeze(1), self.best_ids[rows])
-        columns = (x.tolist() for x in (self.sentence[rows], ids, log_probability, score, ~unfinished))
+        columns = (x.tolist() for x in (self.sentence[rows], ids, score, ~unfinished))
         return [
             (number, Hypothesis(tokens[: [*tokens, self.eos].index(self.eos)], *rest))
             for number, tokens, *rest in zip(*columns, strict=True)
@@ -112,7 +105,7 @@ class Beam:
 
     def keep(self, rows: Tensor) -> None:
         """Only the sentences in these rows (B',) stay."""
-        of_sentences = ("limits", "longest_penalty", "sentence", "best", "best_score", "best_ids")
+        of_sentences = ("limits", "longest_penalty", "sentence", "best_score", "best_ids")
         for name in (*of_sentences, "alive", "alive_ids", "parent", "token"):
             setattr(self, name, getattr(self, name)[rows])
 

@@ -12,6 +12,7 @@ from aiayn.paper.dropout import Dropout, Randomness
 
 # T tokens of all sentences, packed; I inputs; O outputs; D d_model
 
+NORM_EPSILON = 1e-6  # Paper: silent; as in the released code
 ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
@@ -72,8 +73,8 @@ class AddAndNorm(nn.Module):
 
     def __init__(self, d_model: int, dropout: float) -> None:
         super().__init__()
-        # Paper: silent on epsilon; 1e-6 in the released code. The norm stands after the sum (3.1), so none ends a stack
-        self.norm = nn.LayerNorm(d_model, eps=1e-6)
+        # The norm stands after the sum (3.1), so none ends a stack
+        self.norm = nn.LayerNorm(d_model, eps=NORM_EPSILON)
         self.dropout = Dropout(dropout)
         self.residual = True  # beyond Table 3: False, and x is not added
 

@@ -3,7 +3,7 @@
 import sys
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -118,14 +118,14 @@ def translated(model: Transformer, dataset: Dataset, config: Config, sentence: s
     return gather(pair, np.array([0])).to(next(model.parameters()).device)
 
 
-def main(config: Config, source: BinaryIO | None = None) -> None:
+def main(config: Config) -> None:
     """Draws the first line of standard input with the run that the configuration names, as a page."""
     compute_with(config.hardware.threads)
     if config.model.kind != "transformer":
         raise ConfigError(f"model.kind={config.model.kind}: it draws heads of Transformers, such as experiment=base")
     model, dataset, folder, _ = trained(config)
     assert isinstance(model, Transformer)
-    sentence = (source or sys.stdin.buffer).readline().decode("utf-8", "replace").strip()
+    sentence = sys.stdin.buffer.readline().decode("utf-8", "replace").strip()
     batch = translated(model, dataset, config, sentence)
     weights = weights_of(model, batch)
     named, subwords = {BOS: "<s>", EOS: "</s>"}, dict(enumerate(dataset.tokenizer.subwords))
@@ -136,7 +136,7 @@ def main(config: Config, source: BinaryIO | None = None) -> None:
     shown: dict[str, list[tuple[str, str]]] = {kind: [] for kind in KINDS}
     layers = [(kind, number, of_layer) for kind, found in weights.items() for number, of_layer in enumerate(found, 1)]
     with figure_files.style():
-        for kind, number, of_layer in progress.each(layers, "drawing the layers"):
+        for kind, number, of_layer in progress.tracked(layers, "drawing the layers"):
             title = f"{KINDS[kind]}, layer {number}: {name}"
             for look, draw, reading in (("lines", lines, "from left to right"), ("matrix", matrices, "a row looks")):
                 figure = draw(of_layer, *sides[kind], f"{title}, {reading}")

@@ -41,7 +41,7 @@ def sections(run: Config, stored: Sequence[records.Run], table: Table, others: T
     """The parts of the report, each with its figures by name, drawn and not written yet; without what is damaged."""
     folder, lines = folders.sweep_folder(run), (*table.lines, *(others.lines[len(beyond.COMPARED) :] if others else ()))
     seeds = [(line.name, found.seed) for line in lines for found in line.runs]
-    runs = {key: curves.read(folder / key[0] / f"seed{key[1]}") for key in progress.each(seeds, "reading curves")}
+    runs = {key: curves.read(folder / key[0] / f"seed{key[1]}") for key in progress.tracked(seeds, "reading curves")}
     words, counts, missing = beyond.on_dev(run, dataclasses.replace(table, lines=lines))
     test = "t-tests over seeds, with one spread for all rows where Bartlett's test allows it; p-values corrected."
     gains = "Effects are gains, in BLEU or % of PPL."
@@ -98,7 +98,7 @@ def main(run: Config) -> None:
     others, title, drawn, parts = beyond.table(run, stored), formats.title(table), folder / "figures", []
     about = {"ladder": "conditions and compute stand below it", "beyond": figures.caption(others or table)}
     with figure_files.style():
-        for part in progress.each(sections(run, stored, table, others), "drawing the figures"):
+        for part in progress.tracked(sections(run, stored, table, others), "drawing the figures"):
             images = []
             for name, figure in part.figures:
                 described = f"{name}: {about.get(name.partition('-')[0], figures.caption(table))}"

@@ -88,7 +88,7 @@ def ladder(climbed: Sequence[Table], metric: Metric) -> Figure:
         for axes in limits:
             axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))  # no marker is cut in half
     drawn[0][1].set_xscale("log")  # the others share its axis
-    power = FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e"))
+    power = FuncFormatter(lambda value, _: flops.power(value, 0))
     drawn[0][1].xaxis.set(major_locator=LogLocator(numticks=5), minor_locator=NullLocator(), major_formatter=power)
     at = [f"base at {figures.conditions(table)}: {flops.power(planned(table, table.base))}" for table in climbed]
     differ = "the corpora differ; " * (len({table.data for table in climbed}) > 1)

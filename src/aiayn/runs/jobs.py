@@ -39,12 +39,15 @@ class Job:
     deadline: float = float("inf")
 
     def ended(self) -> bool:
-        """True when every rank has ended; when one has failed, those that are left soon end too, or are killed."""
+        """True when every rank has ended; if one has before it was done, the others soon end too, or are killed."""
         codes = [rank.poll() for rank in self.ranks]
         if not self.first and any(code not in (None, DONE, INTERRUPTED) for code in codes):
             self.first = codes
+        # Also when one was interrupted: torch hears no signal while it waits for a rank that has yet to begin
+        if any(code not in (None, DONE) for code in codes):
             self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > self.deadline:
+            self.first = self.first or codes  # what is killed here has not failed
             self.send(signal.SIGKILL)
         return None not in codes
 
@@ -85,10 +88,9 @@ def check_folder(run: Config) -> None:
     # A factor of the scale before the values that it multiplies
     for key, value in sorted(result_affecting(run).items(), key=lambda item: not item[0].startswith("scale.")):
         if before[key] != value:
-            raise ConfigError(
-                f"{key}={value}: {folder} holds a run with {key}={before[key]}; give that value, delete that folder, or"
-                " for another run give another scale.name or output=FOLDER"
-            )
+            theirs = f"{key}={value}: {folder} holds a run with {key}={before[key]}; delete that folder"
+            other = ", give that value, or for another run give another scale.name or output=FOLDER"
+            raise ConfigError(theirs + other * (key not in ("experiment", "seed")))  # which name the folder
 
 
 def check_data(folder: Path, sha256: str) -> None:
@@ -129,12 +131,17 @@ def claim(run: Config) -> contextlib.ExitStack:
     return held
 
 
-def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dict[str, str]) -> Job:
-    """The workers for this run, their output in `log` or on this terminal; `seeing` is what `devices.Pool` gave."""
-    folder = folders.run_folder(run)
+def begin(run: Config, folder: Path) -> None:
+    """Leaves in the run's folder its configuration, and nothing of attempts that failed."""
     storage.remove(folder / records.FAILURE)
     storage.remove_unfinished(folder)
     storage.write_text(folder / "config.yaml", compose.to_yaml(run))
+
+
+def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dict[str, str]) -> Job:
+    """The workers for this run, their output in `log` or on this terminal; `seeing` is what `devices.Pool` gave."""
+    folder = folders.run_folder(run)
+    begin(run, folder)
     environment = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     environment |= {key: str(run.hardware.threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     # Else `python -m` would import a user's own secrets.py from the folder of the command
@@ -146,10 +153,14 @@ def start(run: Config, log: Path | None, held: contextlib.ExitStack, seeing: dic
     command = [sys.executable, "-m", "aiayn.training.worker", str(folder)]
     with storage.appending(log) if log else contextlib.nullcontext() as output:
         error = subprocess.STDOUT if log else None
-        for rank in range(ranks):
-            env = environment | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {})
-            started = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=error)
-            job.ranks.append(started)
+        try:
+            for rank in range(ranks):
+                env = environment | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {})
+                started = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=error)
+                job.ranks.append(started)
+        except OSError:  # no memory or no process is left: those that are there would wait for it
+            job.send(signal.SIGKILL)
+            raise
     return job
 
 

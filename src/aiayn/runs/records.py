@@ -92,7 +92,8 @@ def read_run(folder: Path) -> Run | None:
             result = read_result(folder / RESULT)
             says = f"{result['data']}-{result['scale']}", result["experiment"].partition("+")[0], result["seed"]
             if says != (folder.parent.parent.name, experiment.partition("+")[0], seed):  # it was copied from there
-                raise ValueError(f"{RESULT}: belongs to {says[0]}/{says[1]}/seed{says[2]}, not to this folder")
+                cause = f"{RESULT}: of {says[0]}/{says[1]}/seed{says[2]}: delete the copied folder {folder}"
+                return Run(experiment, seed, "failed", printable(cause), None, 0)
             return Run(experiment, seed, "finished", "", result, result["steps"])
         steps = last_step(folder)
         with suppress(FileNotFoundError, NotADirectoryError):

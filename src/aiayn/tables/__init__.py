@@ -1,1 +1,1 @@
-"""Tables 2 and 3 and the rows beyond them from finished runs, the paper's claims tested, the criteria for a scale."""
+"""Tables 2 and 3 and the rows beyond them from finished runs, the paper's claims tested."""

@@ -70,8 +70,7 @@ def layout(made: Table, findings: Sequence[Finding]) -> formats.Layout:
     columns = [
         Column("row", "row", [Cell(line.name) for line in made.lines]),
         *(definition(made, symbol, "model", key) for symbol, key in (*zip(PARTS, PARTS, strict=True), *SIZES)),
-        *(measured(made, "PPL"), differences("PPL", "Δ", effects["PPL"])),
-        *(measured(made, "BLEU"), differences("BLEU", "Δ", effects["BLEU"])),
+        *(column for m in METRICS for column in (measured(made, m), differences(m, "Δ", effects[m]))),
         Column("BLEU", "published", [Cell("" if value is None else number_text(value, 1)) for value in theirs]),
         *(params(made, "ours", "params"), seeds(made)),
         Column("source", "published where", [Cell(line.source) for line in made.lines]),

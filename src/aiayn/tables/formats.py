@@ -167,7 +167,7 @@ def conditions(table: Table) -> str:
         f"Scale {table.scale.name}: {', '.join(changed) or 'every factor is 1'}; base has {sizes}."
         f" Data: {table.data}, dev set{''.join(f', {other}' for other in others)}."
         f" Seeds: {', '.join(map(str, table.seeds)) or 'none finished'}{deviation}."
-        + (f" Runs left out, since their settings are not a row's: {table.others}." if table.others else "")
+        + (f" Runs left out, since settings or folders are not a row's: {table.others}." if table.others else "")
         + "".join(f" Other {origin} than the first run's: {', '.join(rows)}." for origin, rows in table.origins.items())
     )
 

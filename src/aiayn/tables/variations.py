@@ -43,8 +43,7 @@ def layout(run: Config, runs: Sequence[Run], tables: Sequence[Table]) -> formats
     columns = [
         Column("row", "row", [Cell(line.name) for line in lines]),
         Column("settings", "settings", list(map(Cell, settings))),
-        *(measured(table, "PPL"), differences("PPL", "Δ", effects["PPL"])),
-        *(measured(table, "BLEU"), differences("BLEU", "Δ", effects["BLEU"])),
+        *(column for m in METRICS for column in (measured(table, m), differences(m, "Δ", effects[m]))),
         *(params(table, "ours", "params"), seeds(table)),
     ]
     records = []

@@ -19,7 +19,7 @@ class Update:
         self.number, self.source_tokens, self.target_tokens = number, source_tokens, target_tokens
         self.batches = batches
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Update":
+    def to(self, device: torch.device) -> "Update":
         """The same update on another device."""
         batches = [batch.to(device) for batch in self.batches]
         return Update(self.number, self.source_tokens, self.target_tokens, batches)

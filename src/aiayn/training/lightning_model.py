@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config.schema import Training
+from aiayn.core.exit_codes import NON_FINITE, ExplainedError
 from aiayn.paper.batch import to_host
 from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.schedule import learning_rate
@@ -19,8 +20,10 @@ from aiayn.training.gradient_sum import sum_gradients
 from aiayn.training.lightning_data import Update
 
 
-class NonFinite(Exception):
+class NonFinite(ExplainedError):
     """The loss or the gradient is NaN or infinite: training stopped, and the optimiser did nothing with it."""
+
+    exit_code = NON_FINITE
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,10 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config import compose, folders
-from aiayn.config.schema import Config, ConfigError, OutOfMemory
+from aiayn.config.schema import Config, ConfigError
 from aiayn.core import exit_codes, progress, signals, storage
 from aiayn.core.signals import StopFlag
 from aiayn.data.dataset import Dataset
-from aiayn.data.parallel_text import DataError
 from aiayn.data.prepare import prepare
 from aiayn.data.update_plan import rows_of_part
 from aiayn.evaluation.evaluate import evaluate, teacher_forced_nats
@@ -36,7 +35,7 @@ from aiayn.runs import checkpoint, jobs, records
 from aiayn.runs.models import build, compute_with, parameters, processor, within_memory
 from aiayn.training.callbacks import Bar, Dev, Record, Save
 from aiayn.training.lightning_data import interruptible, updates
-from aiayn.training.lightning_model import LightningTransformer, NonFinite
+from aiayn.training.lightning_model import LightningTransformer
 from aiayn.training.wandb_log import TRANSLATIONS, dev_row, samples, view
 
 PACKAGES = (
@@ -46,14 +45,6 @@ PACKAGES = (
 CODE = records.code()  # taken when it starts: files may change while it trains
 # How long a rank waits for another's word before it says why it failed.
 PEER_SECONDS = 2.0
-# Every other error is ours: it leaves a traceback
-CODES = {
-    OutOfMemory: exit_codes.FAILED,
-    NonFinite: exit_codes.NON_FINITE,
-    DataError: exit_codes.BAD_DATA,
-    storage.StorageError: exit_codes.STORAGE,
-    ConfigError: exit_codes.WRONG_CONFIGURATION,
-}
 
 
 class Trainer(pl.Trainer):
@@ -80,7 +71,7 @@ def train(run: Config, folder: Path) -> None:
         jobs.check_data(folder, dataset.sha256)
     module = LightningTransformer(build(run, dataset.tokenizer.vocab_size), run.training, run.seed)
     last = run.training.max_steps
-    if saved := checkpoint.newest(folder / "checkpoints"):
+    if saved := checkpoint.newest(folder / records.CHECKPOINTS):
         with checkpoint.fitting(saved[0]):
             module.restore(checkpoint.load(saved[0]))
         if rank == 0:
@@ -88,7 +79,7 @@ def train(run: Config, folder: Path) -> None:
     elif (folder / records.RESULT).exists() and jobs.is_finished(run):
         return  # copied without checkpoints from where its text has other paths: its hash is known only now
     with view(run, folder, rank) as show:
-        record = Record(folder / "metrics.jsonl", module.updates_done, show, rank == 0)
+        record = Record(folder / records.METRICS, module.updates_done, show, rank == 0)
         if module.updates_done < last:
             with StopFlag() as stop:
                 fit(run, folder, module, dataset, record, stop)
@@ -131,7 +122,7 @@ def fit(
     on_gpu, local_rank = run.hardware.accelerator == "gpu", int(os.environ.get("LOCAL_RANK", 0))
     module.ranks = ranks
     every, keep, last = training.checkpoint_every, training.keep_checkpoints, training.max_steps
-    bar, save = Bar(record, run.experiment, last), Save(record, folder / "checkpoints", every, keep, last, stop)
+    bar, save = Bar(record, run.experiment, last), Save(record, folder / records.CHECKPOINTS, every, keep, last, stop)
     trainer = Trainer(
         accelerator=run.hardware.accelerator,
         # Lightning trains one device and knows of no other rank: the sum of the gradients and the signals are ours
@@ -166,13 +157,13 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in translations))
     sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)
     record.view({"step": run.training.max_steps, **dev_row(figures), TRANSLATIONS: samples(*sides)})
-    (last,) = checkpoint.newest(folder / "checkpoints")
+    (last,) = checkpoint.newest(folder / records.CHECKPOINTS)
     device = torch.cuda.get_device_name() if run.hardware.accelerator == "gpu" else processor()
     at_work = {"threads": run.hardware.threads, "devices": run.hardware.devices, "accelerator": device}
     tokenizer, weights = (storage.sha256(path) for path in (dataset.folder / "tokenizer.model", last))
     hashes = {"data": dataset.sha256, "tokenizer": tokenizer, "checkpoint": weights, "code": CODE}
     result = {
-        "schema": 1,
+        "schema": records.SCHEMA,
         "experiment": run.experiment + folders.variation(run),
         "seed": run.seed,
         "scale": run.scale.name,
@@ -228,10 +219,9 @@ def main(folder: Path, run: Config | None = None) -> int:
     except signals.Interrupted as error:
         print(error, flush=True)
         return exit_codes.INTERRUPTED
-    except tuple(CODES) as error:
-        code = next(code for kind, code in CODES.items() if isinstance(error, kind))
-        return end_with_failure(folder, code, str(error))
-    except Exception as error:
+    except exit_codes.ExplainedError as error:
+        return end_with_failure(folder, error.exit_code, str(error))
+    except Exception as error:  # of ours: it leaves a traceback
         if isinstance(error, BrokenPipeError) and signals.reader_has_left():
             raise
         if not (cause := lost_rank(error)):
@@ -254,6 +244,6 @@ def end_with_failure(folder: Path, code: int, cause: str) -> int:
     """Leaves the cause, unless another rank has: the second to fail has only lost its peer. Returns the code."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and code == exit_codes.FAILED:
         time.sleep(PEER_SECONDS)
-        if (folder / "failure.json").exists():
+        if (folder / records.FAILURE).exists():
             return code
     return records.record_failure(folder, code, cause)

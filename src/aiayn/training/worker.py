@@ -28,7 +28,7 @@ def main(folder: Path) -> int:
 
 def as_rank(run: Config) -> int:
     """Trains as one of torchrun's ranks, which were all given the same words; returns the exit code."""
-    from aiayn.config import compose, folders
+    from aiayn.config import folders
     from aiayn.runs import devices, jobs, records
     from aiayn.training import train
 
@@ -43,8 +43,7 @@ def as_rank(run: Config) -> int:
             jobs.check_folder(run)  # until it was claimed another command may have begun another run there
             if jobs.is_finished(run):  # the other ranks do not know, and would wait for this one
                 raise storage.InUse(f"{folder}: another command has just finished it; nothing is left to do")
-            storage.remove(folder / "failure.json")
-            storage.write_text(folder / "config.yaml", compose.to_yaml(run))
+            jobs.begin(run, folder)
         code = train.main(folder, run)
         known = (folder / records.FAILURE).exists()  # which a full disk may have no room for
         if code not in (exit_codes.DONE, exit_codes.INTERRUPTED) and known and os.environ.get("LOCAL_RANK", "0") == "0":

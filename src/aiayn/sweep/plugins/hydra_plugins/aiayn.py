@@ -74,7 +74,7 @@ class Rows(BasicSweeper):
 
 
 def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[Sequence[str]]) -> "list[Config]":
-    """The runs of a sweep, or the errors of `config.convert` and `prepare.check`."""
+    """The runs of a sweep, or the errors of `compose.convert` and `prepare.check`."""
     from aiayn.config import compose, folders
     from aiayn.config.schema import ConfigError, leaves
     from aiayn.data import prepare
@@ -125,6 +125,8 @@ class SideBySide(Launcher):
             cli.fail(f"hydra.launcher.hang_timeout={self.hang_timeout}: must be a number of minutes above 0")
         with cli.one_line_errors():
             runs = checked_runs(self.hydra_context, self.config, job_overrides)
+            if 0 < self.max_devices_per_run < (fewest := runs[0].hardware.devices):
+                cli.fail(f"hydra.launcher.max_devices_per_run: must be 0 or at least hardware.devices={fewest}")
             names = devices.names(runs[0].hardware, self.devices)
             devices.warn_of_threads(runs[0].hardware, len(names))
             devices.Pool(runs[0].hardware, names)  # refuses too many before text is downloaded
