@@ -10,12 +10,12 @@ import torch
 
 from aiayn import cli
 from aiayn.bench import bench
-from aiayn.config import compose
+from aiayn.config import compose, folders
 from aiayn.config.schema import ConfigError, OutOfMemory
 from aiayn.evaluation import translate
 from aiayn.evaluation.evaluate import evaluate_trained
 from aiayn.report import attention_maps
-from aiayn.runs import devices, models
+from aiayn.runs import devices, models, records
 from aiayn.sweep import one_run
 
 # In a process of its own: the settings of malloc and of the garbage collector cannot be undone
@@ -88,3 +88,9 @@ def test_out_of_memory_names_a_key_and_half_of_what_counts() -> None:
         with pytest.raises(OutOfMemory, match=rf"^hardware\.tokens_per_search=1000: .*{remedy}$") as caught, memory:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         assert cli.explained(caught.value) == (1, str(caught.value))
+
+
+def test_a_failed_run_is_told_with_its_cause(toy_run) -> None:
+    records.record_failure(folders.run_folder(toy_run), 4, "some text is bad")
+    with pytest.raises(ConfigError, match=r"the training in \S+ failed: some text is bad"):
+        models.trained(toy_run)

@@ -10,8 +10,8 @@ from aiayn.config.schema import MAX_DISTANCE
 
 # B sentences; Q query tokens; M tokens that they attend to; H heads; K d_k
 
-CHUNK_ELEMENTS = {"cuda": 2**27}
-"""Hidden numbers of additive scores that exist at a time, on a GPU a quarter of a gigabyte; on a CPU all."""
+CHUNK_ELEMENTS = {"cuda": 2**27, "cpu": 2**19}
+"""Hidden numbers of additive scores in a part: on a GPU a quarter of a gigabyte, on a CPU what its cache holds."""
 
 
 def dot_products(queries: Tensor, keys: Tensor) -> Tensor:
@@ -33,17 +33,15 @@ class AdditiveScores(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Queries (..., H, Q, K) and keys (..., H, M, K), both projected, as scores (..., H, Q, M)."""
-        if queries.device.type not in CHUNK_ELEMENTS:
-            return self._scores(queries, keys)
-        # All hidden numbers of a micro-batch would take over 100 GB: they come in parts, in the backward pass again
         size = max(1, CHUNK_ELEMENTS[queries.device.type] // (queries[0].numel() * keys.size(-2)))
         parts = zip(torch.split(queries, size), torch.split(keys, size), strict=True)
-        compute = partial(checkpoint, self._scores, use_reentrant=False, preserve_rng_state=False)
-        return torch.cat([compute(*part) for part in parts])
+        # Those of a micro-batch would take over 100 GB of a GPU: there they are computed again in the backward pass
+        again = partial(checkpoint, self._scores, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([(again if queries.is_cuda else self._scores)(*part) for part in parts])
 
     def _scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         hidden = (queries.unsqueeze(-2) + keys.unsqueeze(-3)).tanh()  # (..., H, Q, M, K)
-        return (hidden @ self.v[:, None, :, None]).squeeze(-1)
+        return (hidden.flatten(-3, -2) @ self.v.unsqueeze(-1)).view(hidden.shape[:-1])
 
 
 class RelativePositions(nn.Module):

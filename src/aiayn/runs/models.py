@@ -20,7 +20,7 @@ from aiayn.config.folders import other_runs, run_folder
 from aiayn.config.schema import Config, ConfigError, Hardware, OutOfMemory
 from aiayn.data.dataset import Dataset
 from aiayn.data.prepare import prepare
-from aiayn.runs import checkpoint, devices, jobs
+from aiayn.runs import checkpoint, devices, jobs, records
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 HELD = contextlib.ExitStack()  # the GPU of this process, until it ends
@@ -104,6 +104,8 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path, int]:
     paths = checkpoint.newest(folder / "checkpoints", config.average)
     if not paths:
         cause = f"nothing is trained in {folder}; train it with the same arguments{other_runs(config)}"
+        if (run := records.read_run(folder)) and run.status == "failed":
+            cause = f"the training in {folder} failed: {run.cause}"
         if jobs.is_finished(config):
             missing = "but its checkpoints are not here; delete the folder to train it again"
             cause = f"the run in {folder} is finished, {missing}"
