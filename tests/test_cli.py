@@ -125,7 +125,7 @@ WRONG = {
     "train prepared='~nobody-here/x'": "prepared=~nobody-here/x: no such home folder",
     "train -m experiment=glob(x_*)": "the sweep has no run: its glob fits no name, or its range is empty",
     "train -m hydra.launcher.devices=1 hardware.devices=2": "hardware.devices=2: must be at most 1",
-    "train -m hardware.devices=2 hydra.launcher.max_devices_per_run=1": "must be 0 or at least hardware.devices=2",
+    "train -m hardware.devices=2 hydra.launcher.max_devices_per_run=1": "per_run=1: must be 0 or at least hardware.dev",
     "bench hardware.precision=64-true": "bench measures fp32 and bf16",
     "bench fidelity=released_code": "use fidelity=paper",
     "train -m hydra.launcher.devices=x seed=1,2": "hydra.launcher.devices=",

@@ -125,8 +125,8 @@ class SideBySide(Launcher):
             cli.fail(f"hydra.launcher.hang_timeout={self.hang_timeout}: must be a number of minutes above 0")
         with cli.one_line_errors():
             runs = checked_runs(self.hydra_context, self.config, job_overrides)
-            if 0 < self.max_devices_per_run < (fewest := runs[0].hardware.devices):
-                cli.fail(f"hydra.launcher.max_devices_per_run: must be 0 or at least hardware.devices={fewest}")
+            if 0 < (most := self.max_devices_per_run) < (fewest := runs[0].hardware.devices):
+                cli.fail(f"hydra.launcher.max_devices_per_run={most}: must be 0 or at least hardware.devices={fewest}")
             names = devices.names(runs[0].hardware, self.devices)
             devices.warn_of_threads(runs[0].hardware, len(names))
             devices.Pool(runs[0].hardware, names)  # refuses too many before text is downloaded
