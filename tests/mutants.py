@@ -143,7 +143,7 @@ EDITS = r"""
 -         precision=run.hardware.precision,  # type: ignore[arg-type]
 +
 # a step is taken with this rank's gradient alone:
-# training/gradient_sum, test_gradients_become_their_sums_over_the_ranks
+# training/lightning_model, test_gradients_become_their_sums_over_the_ranks
 - all_reduce(flat)
 + all_reduce(flat.clone())
 # the interval of an equality is that of 95 %:

@@ -131,7 +131,7 @@ def test_one_rank_dies_and_the_other_ends_within_30_seconds(toy_run, sabotage, c
     assert time.time() - float(note.read_text()) < 30
     assert "aiayn: rank 1 was killed by SIGKILL" in capsys.readouterr().err
     folder = folders.run_folder(run)
-    assert records.failure(folder)["cause"] == "rank 1 was killed by SIGKILL"
+    assert records.read_json(folder / records.FAILURE)["cause"] == "rank 1 was killed by SIGKILL"
     assert checkpoint.newest(folder / "checkpoints")[0] == checkpoint.path_of(folder / "checkpoints", 2)
     with storage.lock(folder / ".claim", wait=False), storage.lock(folder / ".lock", wait=False):
         pass  # nobody is left
@@ -164,7 +164,8 @@ def test_of_two_torchrun_nodes_one_dies_is_named_and_they_resume(toy, tmp_path, 
     assert codes == [1, 1]
     (line,) = (line for line in printed.splitlines() if line.startswith("aiayn: "))
     assert line.startswith("aiayn: another rank has ended or does not answer; its terminal says why")
-    assert records.failure(folder) == {"exit_code": exit_codes.FAILED, "cause": line.removeprefix("aiayn: "), "log": ""}
+    left = {"exit_code": exit_codes.FAILED, "cause": line.removeprefix("aiayn: ")}
+    assert records.read_json(folder / records.FAILURE) == left
     assert "in training_step" not in printed  # no traceback of ours
     codes, printed = on_two_nodes("-m", "aiayn")
     assert codes == [0, 0], printed

@@ -222,4 +222,4 @@ def test_a_resume_on_other_text_under_the_same_name_is_refused(whole, tmp_path):
     folder = upto(whole, 5, tmp_path / "run")
     (folder / "data.sha256").write_text("0" * 64 + "\n")
     assert train.main(folder) == exit_codes.WRONG_CONFIGURATION
-    assert "was begun on data with SHA-256 000000000000" in records.failure(folder)["cause"]
+    assert "was begun on data with SHA-256 000000000000" in records.read_json(folder / records.FAILURE)["cause"]

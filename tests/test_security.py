@@ -85,7 +85,7 @@ def worker(run: compose.Config) -> None:
     """Trains in this process."""
     jobs.check(run)
     code = train.main(folders.run_folder(run))
-    cli.fail(records.failure(folders.run_folder(run))["cause"], code)
+    cli.fail(records.read_json(folders.run_folder(run) / records.FAILURE)["cause"], code)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_hostile_checkpoint_executes_nothing_and_is_named(copy, tmp_path, host
     with pytest.raises(storage.StorageError, match="nothing is loaded: it ") as refused:
         trained(run)
     assert train.main(folders.run_folder(run)) == exit_codes.STORAGE
-    for line in (str(refused.value), records.failure(folders.run_folder(run))["cause"]):
+    for line in (str(refused.value), records.read_json(folders.run_folder(run) / records.FAILURE)["cause"]):
         assert str(path) in line
         assert "\n" not in line
         assert "weights_only" not in line  # torch's advice to load it all the same
@@ -146,12 +146,6 @@ def test_the_payloads_work(tmp_path, hostile):  # control
     with open(tmp_path / "x.ckpt", "rb") as file:
         torch.load(file, weights_only=False)
     assert (tmp_path / "canary").exists()
-
-
-def test_the_bomb_is_one(tmp_path):  # control
-    zip_bomb(tmp_path / "x.ckpt", tmp_path, {"w": torch.zeros(3)})
-    assert (tmp_path / "x.ckpt").stat().st_size < 2**18
-    assert max(len(data) for _, data in entries_of(tmp_path / "x.ckpt")) == 2**27
 
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -153,7 +153,7 @@ def claims(*words: str) -> str:
     if not (runs := records.read_runs(folders.sweep_folder(run))):
         raise ConfigError(f"{folders.sweep_folder(run)} has no runs{folders.other_runs(run)}")
     made = table3.table(run, runs)
-    findings = paper_claims.check(made, beyond.on_dev(run, made)[1])
+    findings = paper_claims.check(made, beyond.on_dev(run, made.lines)[1])
     cells = [[found.texts[key] for key in CLAIM_COLUMNS] for found in findings]
     spreads = []
     for metric in METRICS:
@@ -195,7 +195,7 @@ def lengths(*words: str) -> str:
     made, others = table3.table(run, stored), beyond.table(run, stored)
     lines = {line.name: line for line in (*made.lines, *(others.lines if others else ()))}
     made = dataclasses.replace(made, lines=tuple(lines.values()))
-    source_words, counts, missing = beyond.on_dev(run, made)
+    source_words, counts, missing = beyond.on_dev(run, made.lines)
     if missing:
         raise ConfigError(missing)
     (axes,) = figures.lengths(made, counts, source_words).axes

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module, metadata
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -132,7 +133,7 @@ def _of_hydra(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def fail(line: str, code: int = exit_codes.WRONG_CONFIGURATION) -> None:
+def fail(line: str, code: int = exit_codes.WRONG_CONFIGURATION) -> NoReturn:
     """Says in one line what is wrong and exits."""
     print(f"aiayn: {line}", file=sys.stderr)
     sys.exit(code)

@@ -24,8 +24,11 @@ def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
 
 
 def test_memory_grows_with_the_micro_batch() -> None:
-    small, large = (planned(*ON_A_GPU, f"hardware.tokens_per_micro_batch={n}")[0] for n in (1_000, 25_000))
+    key = "hardware.tokens_per_micro_batch"
+    small, large = (planned(*ON_A_GPU, f"{key}={n}")[0] for n in (1_000, 25_000))
     assert large.memory > 2 * small.memory > 2 * 16 * small.parameters
+    fifth, shared = (planned(*ON_A_GPU, word)[0] for word in (f"{key}=5_000", "hardware.devices=5"))
+    assert large.memory > shared.memory == fifth.memory  # of one update of 25 000 tokens
 
 
 @pytest.mark.parametrize(("gpu", "gigabytes"), [("rtx4060", 8), ("rtx4080", 16), ("rtx4090", 24)])

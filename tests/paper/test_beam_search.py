@@ -15,7 +15,7 @@ from models import SIZES, VOCAB, batch, pack
 from table_model import BOS, EOS, Table, assert_same
 
 from aiayn.evaluation.search import decoder_of
-from aiayn.paper.beam_search import Beam, Hypothesis, beam_search, best_continuations
+from aiayn.paper.beam_search import Beam, Hypothesis, beam_search
 from aiayn.paper.transformer import Transformer
 
 SOURCES = [[5, 7, EOS], [11, EOS], [4, 4, 6, 5, 9, EOS], [8, 10, 12, 13, EOS], [7, EOS]]
@@ -135,16 +135,3 @@ def test_the_transformers_search_equals_the_slow_one() -> None:
     assert any(hypothesis.finished and len(set(hypothesis.ids)) > 1 for hypothesis in four)
     # A model that has translated can still be trained
     model.train()(pairs).sum().backward()
-
-
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("count", [1, 5, 10**4])
-def test_the_best_continuations_are_the_best_of_all_pairs(width: int, count: int) -> None:
-    random = torch.Generator().manual_seed(3)
-    logits = torch.randn(2, width, 101, generator=random, dtype=torch.float64)
-    alive = -torch.rand(2, width, generator=random, dtype=torch.float64)
-    alive[1, width - 1] = -torch.inf  # one hypothesis no longer counts
-    pairs = (logits.log_softmax(2) + alive.unsqueeze(2)).flatten(1)
-    best, parents, tokens = best_continuations(logits, alive, count)
-    torch.testing.assert_close(best, pairs.sort(1, descending=True).values[:, :count])
-    torch.testing.assert_close(pairs.gather(1, parents * 101 + tokens), best)

@@ -43,12 +43,6 @@ def test_a_group_shows_the_papers_effects_and_ours() -> None:
     assert points(figure, 0, "o") == pytest.approx([2 * row.ppl for row in rows])
 
 
-def test_a_group_shows_each_of_several_seeds() -> None:
-    dashes = [line for line in figures.group(table(3), "(E)").axes[1].lines if line.get_marker() == "_"]
-    assert [line.get_ydata() for line in dashes] == [pytest.approx(at) for at in ([-0.1, 0, 0.1], [-0.2, -0.1, 0.0])]
-    assert not [line for line in figures.group(table(), "(E)").axes[1].lines if line.get_marker() == "_"]
-
-
 def test_effects_are_rows_minus_base_and_every_row_is_named() -> None:
     with style():
         figure = figures.effects(table(3))

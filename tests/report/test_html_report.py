@@ -58,7 +58,7 @@ def report(run: Config) -> Path:
     for name in (*ROWS[:-1], "f_no_positions", "s_rnn"):
         row = compose.row(name, run)
         if name == "c_n8":
-            storage.write_json(folder / name / "seed1" / "failure.json", {"exit_code": 3, "cause": HOSTILE, "log": ""})
+            storage.write_json(folder / name / "seed1" / "failure.json", {"exit_code": 3, "cause": HOSTILE})
         elif name == "c_n4":
             storage.append_lines(folder / name / "seed1" / "metrics.jsonl", ['{"step": 3}', HOSTILE])
         else:
@@ -134,7 +134,7 @@ def test_without_a_run_or_a_corpus_it_says_so(run: Config, report: Path, tmp_pat
         html_report.main(compose.compose_row(f"output={tmp_path}"))
     assert list(tmp_path.iterdir()) == []
     made = beyond.table(run, records.read_runs(folders.sweep_folder(run)))
-    _, counts, _ = beyond.on_dev(run, made)  # control
+    _, counts, _ = beyond.on_dev(run, made.lines)  # control
     assert {("base", 1), ("a_h1", 1), ("f_no_positions", 1)} <= set(counts)
-    words, counts, missing = beyond.on_dev(dataclasses.replace(run, prepared="nowhere"), made)
+    words, counts, missing = beyond.on_dev(dataclasses.replace(run, prepared="nowhere"), made.lines)
     assert ("holds no prepared data" in missing, words, counts) == (True, [], {})

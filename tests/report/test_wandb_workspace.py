@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from aiayn.config import schema
-from aiayn.config.schema import Config, ConfigError
+from aiayn.config.schema import Config
 from aiayn.report import wandb_workspace
 from aiayn.training import wandb_log
 
@@ -88,12 +88,6 @@ def test_what_cannot_be_built_is_one_line_without_the_key(toy_run, saved, monkey
     printed = capsys.readouterr()
     (line,) = printed.err.splitlines()
     assert (exit.value.code, told in line, KEY in printed.out + line) == (-1, True, False)
-
-
-def test_a_missing_package_is_refused_as_in_export(toy_run, saved, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
-    with pytest.raises(ConfigError, match=r"pip install 'aiayn\[dashboard\]'"):
-        wandb_workspace.main(in_mode(toy_run, "online"))
 
 
 def test_a_server_that_never_answers_holds_nobody_up(aiayn, tmp_path: Path, monkeypatch) -> None:

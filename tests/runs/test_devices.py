@@ -27,7 +27,6 @@ def test_a_cpu_has_as_many_devices_as_their_threads_fit(hardware, monkeypatch) -
 
 def test_more_gpus_than_there_are_is_refused(hardware, monkeypatch) -> None:
     monkeypatch.setattr(devices, "gpus", lambda: ["GPU-a", "GPU-b", "GPU-c"])
-    assert devices.names(hardware["gpu"], 2) == ["GPU-a", "GPU-b"]
     with pytest.raises(
         compose.ConfigError, match=r"hydra\.launcher\.devices=4: must be at most 3, .* give hardware\.dev"
     ):
@@ -67,6 +66,20 @@ def test_a_gpu_has_one_run_at_a_time_whose_workers_see_it_alone(hardware) -> Non
     cores = [devices.Pool(hardware["cpu"], ["0", "1"]) for _ in range(2)]
     with ExitStack() as held:  # control: cores are shared with other commands, not with other runs of this one
         assert [pool.take(2, held) for pool in (*cores, cores[0])] == [{}, {}, None]
+
+
+def test_a_limit_is_a_number_of_gpus_and_not_the_first_ones(hardware, monkeypatch) -> None:
+    gpus = named("u", "v", "w")
+    monkeypatch.setattr(devices, "gpus", lambda: gpus)
+    other, limited = (devices.Pool(hardware["gpu"], devices.names(hardware["gpu"], n), n) for n in (0, 2))
+    with ExitStack() as held:
+        seen = [pool.take(1, held) for pool in (other, limited, limited)]
+        assert seen == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus]
+        held.close()
+        assert [limited.take(1, held) is None for _ in gpus] == [False, False, True]
+    wide = dataclasses.replace(hardware["gpu"], devices=3)
+    with pytest.raises(compose.ConfigError, match=r"devices=3: must be at most 2, hydra\.launcher\.devices"):
+        devices.Pool(wide, gpus, 2)
 
 
 def test_a_process_that_is_killed_gives_its_gpu_back(hardware) -> None:

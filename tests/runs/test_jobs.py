@@ -86,7 +86,7 @@ def test_a_killed_rank_ends_the_others_and_is_the_cause(toy_run, tmp_path, monke
     monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.3)
     job = worker(toy_run, tmp_path, HANGS, "os.kill(os.getpid(), signal.SIGKILL)", HANGS)
     assert until_ended(job) == 137
-    assert records.failure(tmp_path)["cause"] == "rank 1 was killed by SIGKILL"
+    assert records.read_json(tmp_path / records.FAILURE)["cause"] == "rank 1 was killed by SIGKILL"
     assert [rank.returncode for rank in job.ranks] == [-9] * 3
 
 
@@ -104,7 +104,7 @@ def test_the_code_of_the_whole_is_the_worst_of_its_ranks(toy_run, tmp_path, code
     assert until_ended(worker(toy_run, tmp_path, *codes)) == expected
     assert (tmp_path / "failure.json").exists() == bool(cause)
     if cause:
-        assert records.failure(tmp_path) == {"cause": cause, "exit_code": expected, "log": ""}
+        assert records.read_json(tmp_path / records.FAILURE) == {"cause": cause, "exit_code": expected}
 
 
 def test_an_interrupted_rank_ends_those_that_hear_no_signal(toy_run, tmp_path, monkeypatch):
@@ -133,7 +133,7 @@ def test_a_worker_that_hangs_is_killed(toy_run, tmp_path, monkeypatch):
         time.sleep(0.01)
     job.abort("no sign of life")
     assert until_ended(job) == exit_codes.FAILED
-    assert records.failure(tmp_path)["cause"] == "no sign of life"
+    assert records.read_json(tmp_path / records.FAILURE)["cause"] == "no sign of life"
 
 
 def test_a_signal_is_handed_on_once_to_every_rank(toy_run, tmp_path):
@@ -214,7 +214,7 @@ def test_an_editor_s_marks_are_harmless_in_every_record(toy_run):
         jobs.check_data(folder, "a" * 64)
         found = [compose.read(folder / "config.yaml"), checkpoint.is_intact(saved), records.read_run(folder)]
         found += [records.read_metrics(metrics), records.last_step(folder), wandb_log.identity(folder)]
-        return [*found, records.failure(folder)]
+        return [*found, records.read_json(folder / records.FAILURE)]
 
     records.record_failure(folder, 3, "cause")
     storage.write_json(folder / records.RESULT, result_of(toy_run))

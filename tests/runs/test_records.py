@@ -61,7 +61,7 @@ def test_curves_or_checkpoints_alone_make_a_run_half_done(sweep: Path) -> None:
 
 def test_a_failed_run_tells_its_cause_in_one_printable_line(sweep: Path) -> None:
     cause = "loss is \x1b[31mNaN\x1b[0m\n at update 17\x00 \u202eeman"
-    storage.write_json(sweep / "big" / "seed2" / "failure.json", {"exit_code": 3, "cause": cause, "log": "worker.log"})
+    storage.write_json(sweep / "big" / "seed2" / "failure.json", {"exit_code": 3, "cause": cause})
     (run,) = read_runs(sweep)
     assert (run.status, run.cause) == ("failed", "loss is NaN at update 17 eman (exit code 3)")
 
@@ -106,7 +106,7 @@ def test_what_may_not_be_read_is_not_called_missing(sweep: Path, name: str) -> N
     (run, other) = read_runs(sweep)
     assert (run.status, run.seed, other.status) == ("unreadable", 3 if name else -1, "finished")
     assert run.cause.endswith(f"{path}: Too many levels of symbolic links")
-    records.refuse_unreadable(other, None)  # control
+    records.refuse_unreadable(other)  # control
     with pytest.raises(storage.StorageError, match="Too many levels"):
         records.refuse_unreadable(other, run)
 

@@ -1,5 +1,6 @@
 """A sweep: longest first, so many at once, each run once; a failed run stops nobody; a re-run does what is missing."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -21,7 +22,7 @@ from aiayn.config import compose, folders, schema
 from aiayn.core import exit_codes, storage
 from aiayn.cost import device_schedule
 from aiayn.data.parallel_text import DataError
-from aiayn.runs import jobs, records
+from aiayn.runs import devices, jobs, records
 from aiayn.sweep import launcher
 from aiayn.sweep.plugins.hydra_plugins import aiayn as plugin
 from aiayn.tables.table3 import table
@@ -64,7 +65,11 @@ def begun(tmp_path: Path) -> list[int]:
 
 
 def sweep_of(runs, at_once=1, hang_timeout=60.0):
-    return launcher.Sweep(runs, [str(core) for core in range(at_once)], hang_timeout)
+    return launcher.Sweep(runs, pool_of(runs, [str(core) for core in range(at_once)]), hang_timeout)
+
+
+def pool_of(runs, names, limit=0):
+    return devices.Pool(runs[0].hardware, names, limit)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
@@ -72,8 +77,7 @@ def test_the_longest_run_starts_first_and_each_run_once(rows, script, tmp_path, 
     # No worker ends before as many have begun as may work at once
     together = f'until [ "$(grep -c seed $here/started)" -ge {at_once} ]; do sleep 0.01; done'
     script({1: f"{together}; echo end >> $here/started"})
-    again = schema.vary(rows[0], hardware={"threads": 2})  # changes no number: the same run
-    assert sweep_of([*rows, rows[1], again], at_once).work_through() == exit_codes.DONE
+    assert sweep_of([*rows, rows[1]], at_once).work_through() == exit_codes.DONE
     lines = (tmp_path / "started").read_text().splitlines()
     begun = [Path(line).parent.name for line in lines if line != "end"]
     assert sorted(begun) == sorted(schema.ROWS)
@@ -96,7 +100,22 @@ def test_each_run_has_as_many_gpus_as_in_the_plan(rows, max_devices_per_run, of_
 def test_runs_that_share_a_gpu_have_no_other(rows):
     on_gpu = [schema.vary(run, hardware={"accelerator": "gpu"}) for run in rows]
     for names, widest in ((["GPU-a", "GPU-b"], 2), (["GPU-a", "GPU-a share 1"], 1)):
-        assert max(run.hardware.devices for run in launcher.Sweep(on_gpu, names, 60.0).waiting) == widest
+        sweep = launcher.Sweep(on_gpu, pool_of(on_gpu, names), 60.0)
+        assert max(run.hardware.devices for run in sweep.waiting) == widest
+
+
+def test_a_wide_run_makes_do_with_the_gpus_that_other_commands_leave(rows, monkeypatch):
+    (big,) = (schema.vary(run, hardware={"accelerator": "gpu"}) for run in rows if run.experiment == "big")
+    names, started = [f"GPU-{letter}{os.getpid()}" for letter in "abc"], []
+    monkeypatch.setattr(jobs, "start", lambda run, *_: started.append(run.hardware.devices) or SimpleNamespace())
+    sweep = launcher.Sweep([big], pool_of([big], names), 60.0)
+    with contextlib.ExitStack() as others:
+        assert devices.Pool(big.hardware, names).take(1, others)
+        for expected in ([], [2]):
+            assert sweep.waiting[0].hardware.devices == 3 - len(expected)
+            sweep.fill()
+            assert (started, sweep.blocked) == (expected, not expected)
+    sweep.active.popitem()[1].claim.close()
 
 
 def test_a_signal_reaches_the_runs_at_work_and_starts_no_other(seeds, script, tmp_path, capsys, monkeypatch):
@@ -198,6 +217,7 @@ SWEEP = """
 import dataclasses, sys
 from pathlib import Path
 from aiayn.config import compose
+from aiayn.runs import devices
 from aiayn.sweep import launcher
 launcher.POLL_SECONDS = 0.02
 sys.executable = {python!r}
@@ -206,7 +226,7 @@ runs = [dataclasses.replace(base, seed=seed) for seed in range(1, 9)]
 print("ready", flush=True)
 while not Path({go!r}).exists():
     pass
-sys.exit(launcher.Sweep(runs, ['0', '1'], 60).work_through())
+sys.exit(launcher.Sweep(runs, devices.Pool(base.hardware, ['0', '1']), 60).work_through())
 """
 PYTHON = sys.executable
 

@@ -43,7 +43,7 @@ def test_a_folder_in_use_is_refused_naming_its_owner(toy_run):
     records.record_failure(folder, 3, "before")
     with jobs.claim(toy_run), pytest.raises(storage.InUse, match=f"in use by process {os.getpid()} on "):
         one_run.run_here(toy_run)
-    assert records.failure(folder)["cause"] == "before"
+    assert records.read_json(folder / records.FAILURE)["cause"] == "before"
     assert not (folder / "config.yaml").exists()
     with jobs.claim(toy_run):  # control: it is free again
         pass

@@ -11,6 +11,8 @@ from aiayn.core import exit_codes, signals
 from aiayn.runs import jobs
 from aiayn.sweep import one_run, slurm
 
+FOREVER = "while true; do sleep 0.05; done"
+
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -63,7 +65,7 @@ def test_the_command_requeues_once_after_the_worker_has_saved(toy_run, scontrol,
     python = tmp_path / "python"
     python.write_text(
         f"#!/bin/sh\ntrap 'echo durable > {tmp_path}/durable; exit 75' USR1\n"
-        f"echo $3 >> {tmp_path}/folders\nkill -USR1 $PPID\nwhile true; do sleep 0.05; done\n"
+        f"echo $3 >> {tmp_path}/folders\nkill -USR1 $PPID\n{FOREVER}\n"
     )
     python.chmod(0o755)
     monkeypatch.setattr(jobs.sys, "executable", str(python))
@@ -71,6 +73,20 @@ def test_the_command_requeues_once_after_the_worker_has_saved(toy_run, scontrol,
     assert scontrol.read_text().splitlines() == ["requeue 17 durable"]
     assert one_run.run_here(toy_run) == exit_codes.INTERRUPTED
     assert set((tmp_path / "folders").read_text().split()) == {str(folders.run_folder(toy_run))}
+
+
+def test_submitit_requeues_after_the_worker_has_saved(toy_run, tmp_path, monkeypatch):
+    python, asked = tmp_path / "python", []
+    python.write_text(f"#!/bin/sh\ntrap 'touch {tmp_path}/saved; exit 75' USR2\nkill -USR2 $PPID\n{FOREVER}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(jobs.sys, "executable", str(python))
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    before = signal.signal(signal.SIGUSR2, lambda *_: asked.append((tmp_path / "saved").exists()))
+    try:
+        assert one_run.run_here(toy_run) == exit_codes.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert asked == [True]
 
 
 @pytest.mark.parametrize(("sent", "requeued"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 0)])

@@ -134,6 +134,6 @@ def test_counts_are_of_translations_of_this_corpus(tmp_path, monkeypatch) -> Non
     for row, lines in (("base", 2), ("f_additive", 2), ("f_unscaled", 1), ("f_no_positions", 2)):
         folder = folders.sweep_folder(run) / row / "seed1"
         storage.write_text(folder / "translations.txt", "ein Haus am See\n" * lines)
-    assert set(beyond.on_dev(run, table)[1]) == {("base", 1), ("f_additive", 1)}
+    assert set(beyond.on_dev(run, table.lines)[1]) == {("base", 1), ("f_additive", 1)}
     corpus.sha256 = "e" * 64  # control
-    assert beyond.on_dev(run, table)[1] == {}
+    assert beyond.on_dev(run, table.lines)[1] == {}

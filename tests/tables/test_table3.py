@@ -29,7 +29,7 @@ def test_mean_and_deviation_are_numpys_over_the_finished_seeds(sweep: Path) -> N
     figures = [36.25, 38.0, 37.1]
     for seed, ppl in enumerate(figures, 1):
         put(sweep, "a_h1", seed, result(seed=seed, ppl=ppl))
-    storage.write_json(sweep / "a_h1" / "seed4" / "failure.json", {"exit_code": 3, "cause": "NaN", "log": ""})
+    storage.write_json(sweep / "a_h1" / "seed4" / "failure.json", {"exit_code": 3, "cause": "NaN"})
     made = table(RUN, read_runs(sweep))
     measured = made.lines[1].measured("dev.ppl")
     assert measured.mean == pytest.approx(np.mean(figures), abs=1e-12)
@@ -48,7 +48,7 @@ def test_of_a_row_without_a_finished_seed_the_worst_is_told(sweep: Path) -> None
     assert status() == "half-done"
     put(sweep, "a_h1", 2, alike("a_h1", 2, "model.d_k", 63))
     assert status() == "stale"
-    storage.write_json(sweep / "a_h1" / "seed3" / "failure.json", {"exit_code": 3, "cause": "NaN", "log": ""})
+    storage.write_json(sweep / "a_h1" / "seed3" / "failure.json", {"exit_code": 3, "cause": "NaN"})
     assert status() == "failed"
     put(sweep, "a_h1", 4, result(seed=4))
     assert status() == "finished"

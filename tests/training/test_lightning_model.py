@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from models import transformer
 from pytorch_lightning.callbacks import LambdaCallback
+from torch import nn
 from torch.nn.attention import varlen
 
 from aiayn.config.schema import Training
@@ -28,7 +29,7 @@ from aiayn.paper.transformer import Transformer
 from aiayn.runs import checkpoint
 from aiayn.training import lightning_model
 from aiayn.training.lightning_data import Update
-from aiayn.training.lightning_model import LightningTransformer, NonFinite
+from aiayn.training.lightning_model import LightningTransformer, NonFinite, sum_gradients
 
 VOCAB, D_MODEL, WARMUP, SMOOTHING = 29, 14, 3, 0.1
 
@@ -313,3 +314,17 @@ def test_during_an_update_the_host_never_waits_for_the_device(kernel, monkeypatc
     assert set(called) == {"Adam", kernel}
     with pytest.raises(RuntimeError, match="meta"):
         model.wait_for_step()  # control: this asks
+
+
+def test_gradients_become_their_sums_over_the_ranks(monkeypatch):
+    """The other rank has the same gradients, three times as large."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: flat.mul_(4))
+    torch.manual_seed(13)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7))
+    model(torch.ones(2, 3)).sum().backward()
+    parameters = [parameter for layer in model for parameter in (layer.bias, layer.weight)]
+    expected = [4 * parameter.grad for parameter in parameters]
+    parameters[2].grad, expected[2] = None, torch.zeros(7)  # this rank's share of the update had no sentence
+    sum_gradients(parameters)
+    for parameter, total in zip(parameters, expected, strict=True):
+        assert torch.equal(parameter.grad, total)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def test_a_loss_that_is_not_finite_stops_and_exits_with_3(toy_run, tmp_path, at_
 
     at_each_step(poison)
     assert train.main(folder, toy_run) == exit_codes.NON_FINITE
-    assert "update 4" in records.failure(folder)["cause"]
+    assert "update 4" in records.read_json(folder / records.FAILURE)["cause"]
     # Neither recorded, measured nor saved, all of which an update with an even number is
     assert [row["step"] for row in rows(folder)] == [1, 2, 2, 3]
     assert final_state(folder)["updates_done"] == 3
@@ -243,7 +244,7 @@ def test_one_worker_a_folder(toy_run, tmp_path, monkeypatch, rank):
         monkeypatch.setenv("RANK", rank)
     with storage.lock(tmp_path / ".lock", wait=False):
         assert train.main(tmp_path, toy_run) == exit_codes.STORAGE
-    assert "in use by process" in records.failure(tmp_path)["cause"]
+    assert "in use by process" in records.read_json(tmp_path / records.FAILURE)["cause"]
 
 
 @pytest.mark.usefixtures("signals")
@@ -262,7 +263,7 @@ def test_only_an_unforeseen_error_leaves_its_traceback(toy_run, tmp_path, at_eac
 
     at_each_step(break_off)
     assert train.main(tmp_path, toy_run) == code
-    assert "not to be broadcast" in records.failure(tmp_path)["cause"]
+    assert "not to be broadcast" in records.read_json(tmp_path / records.FAILURE)["cause"]
     assert ("Traceback" in capsys.readouterr().err) == (code == exit_codes.FAILED)
 
 
@@ -282,6 +283,15 @@ def test_only_a_lost_connection_is_a_lost_rank(text, reason):
     assert cause.startswith("another rank has ended") == bool(reason)
 
 
+@pytest.mark.parametrize("other", [("a" * 12, 5), ("a" * 12, 7), ("b" * 12, 5)])
+def test_ranks_that_begin_from_other_data_or_updates_are_refused(monkeypatch, other):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda x, own: x.__setitem__(slice(2), [own, other]))
+    said = "rank 0: data a+, update 5; rank 1: data {}, update {}$".format(*other)
+    with nullcontext() if other == ("a" * 12, 5) else pytest.raises(ConfigError, match=said):
+        train.refuse_unlike("a" * 64, 5)
+
+
 def test_out_of_memory_is_one_line_and_the_run_resumes(toy_run, tmp_path, at_each_step, capsys):
     errors = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")]
 
@@ -291,7 +301,7 @@ def test_out_of_memory_is_one_line_and_the_run_resumes(toy_run, tmp_path, at_eac
 
     at_each_step(fail_once)
     assert train.main(tmp_path, toy_run) == exit_codes.FAILED
-    key, *_, remedy = records.failure(tmp_path)["cause"].split()
+    key, *_, remedy = records.read_json(tmp_path / records.FAILURE)["cause"].split()
     assert (key, remedy) == ("hardware.tokens_per_micro_batch=40:", "hardware.tokens_per_micro_batch=20")
     assert "Traceback" not in capsys.readouterr().err
     assert train.main(tmp_path, toy_run) == exit_codes.DONE

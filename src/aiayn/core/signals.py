@@ -14,7 +14,7 @@ from typing import Self
 
 from aiayn.core.exit_codes import INTERRUPTED
 
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # A terminal sends Ctrl-C to a worker, and its parent sends it again
 SAME_REQUEST_SECONDS = 1.0
 
@@ -65,7 +65,7 @@ def reported() -> Iterator[None]:
 
 
 class StopFlag:
-    """Inside its block, SIGTERM, SIGINT and SIGUSR1 only leave their name in `asked`, or call another handler."""
+    """Inside its block, a signal of STOPPING only leaves its name in `asked`, or calls another handler."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], None] | None = None) -> None:
         self.asked, self.handler = "", handler or self._note

@@ -10,7 +10,7 @@ from aiayn.data import prepare, wmt14
 from aiayn.data.encoding import refuse_unfit
 from aiayn.data.parallel_text import read
 from aiayn.paper.attention import KERNEL_WIDTH
-from aiayn.paper.loss import CHUNK_ELEMENTS
+from aiayn.paper.loss import chunk_rows
 from aiayn.runs.models import parameters
 
 GIGA = 1e9
@@ -72,8 +72,7 @@ def estimate(run: Config, corpus: CorpusStatistics) -> Estimate:
             f"hardware.precision={hardware.precision}: of the GPUs only the peak in bf16-mixed is known; plan with that"
         )
     rows = run.fidelity.rows(corpus.vocab_size or run.data.vocab_size)
-    tokens = training.max_steps * training.tokens_per_update
-    work = flops.training_flops(run.model, rows, tokens, tokens, corpus.source_length, corpus.target_length)
+    work = flops.planned(run.model, training, rows, corpus.source_length, corpus.target_length)
     device = flops.device(hardware, run.plan.gpu)
     efficiency = run.plan.efficiency or device.efficiency
     rate = device.peak * flops.TERA * efficiency * (hardware.threads if hardware.accelerator == "cpu" else 1)
@@ -89,11 +88,11 @@ def memory(run: Config, count: int, embedding_rows: int, corpus: CorpusStatistic
     narrow = {"bf16-mixed": 2, "32-true": 4, "64-true": 8}[hardware.precision]
     wide = max(narrow, 4)
     mask = 0 if hardware.compile and run.model.in_table3 else wide  # compiled, the backward pass computes masks again
-    tokens = min(hardware.tokens_per_micro_batch, run.training.tokens_per_update)
+    tokens = min(hardware.tokens_per_micro_batch, -(-run.training.tokens_per_update // hardware.devices))
     activations = saved_bytes(run.model, narrow, wide, mask, corpus) * tokens
     states = count * STATE_BYTES * wide / 4 + (2 * count if narrow == 2 else 0)
     # A part's logits and probabilities, narrow and wide; the embedding, its gradient, and the part's share of that
-    part = min(tokens, max(64, CHUNK_ELEMENTS[hardware.device] // embedding_rows // 64 * 64))
+    part = min(tokens, chunk_rows(hardware.device, embedding_rows))
     loss = embedding_rows * (part * 2 * (narrow + wide) + run.model.d_model * (2 * narrow + wide))
     return states + activations + loss + (CONTEXT_BYTES if gpu else 0)
 

@@ -51,10 +51,12 @@ def training_flops(
     return 6.0 * (layers + embedding_rows * d * target_tokens)
 
 
-def planned(model: Model, training: Training, embedding_rows: int) -> float:
-    """The operations of all updates of a training, every update full, its sentences as long as WMT14's."""
+def planned(
+    model: Model, training: Training, embedding_rows: int, source_length: float = LENGTH, length: float = LENGTH
+) -> float:
+    """The operations of all updates of a training, every update full, its sentences by default as long as WMT14's."""
     tokens = training.max_steps * training.tokens_per_update
-    return training_flops(model, embedding_rows, tokens, tokens, LENGTH, LENGTH)
+    return training_flops(model, embedding_rows, tokens, tokens, source_length, length)
 
 
 def of_paper(row: Config, pair: str = "en-de") -> float:

@@ -69,7 +69,7 @@ def disks(planned: list[Estimate], corpus: CorpusStatistics, available: int) -> 
 def fitting(row: Estimate, corpus: CorpusStatistics, limit: float) -> str:
     """What makes a run fit `limit` bytes: the largest half, quarter and so on of its micro-batch that does, if any."""
     run = row.run
-    tokens = min(run.hardware.tokens_per_micro_batch, run.training.tokens_per_update)
+    tokens = min(run.hardware.tokens_per_micro_batch, -(-run.training.tokens_per_update // run.hardware.devices))
     while (tokens := tokens // 2) >= run.data.max_length:
         if estimate(vary(run, hardware={"tokens_per_micro_batch": tokens}), corpus).memory <= limit:
             return f"give {tokens}"
@@ -118,6 +118,8 @@ def main(run: Config) -> None:
     most = device_schedule.most_of_one(hardware, available)
     seconds = {row.name: row.seconds for row in planned}
     turns = device_schedule.best_schedule(seconds, hardware.devices, most, available)
+    shared = {turn.name: {"devices": len(turn.devices)} for turn in turns}
+    planned = [estimate(vary(row.run, hardware=shared[row.name]), corpus) for row in planned]
     written = disks(planned, corpus, available)
     print("\n".join(text(planned, turns, corpus, available, written, basis)))
     refused = refusals(planned, written, corpus)

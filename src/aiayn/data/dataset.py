@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +81,8 @@ class Dataset:
         except ValueError as error:  # of numpy, which unpickles nothing
             raise DataError(f"{self.folder} holds {split} ids that are none of ours: {remedy(self.folder)}") from error
 
-    def texts(self, split: Literal["dev", "test"], side: Side) -> list[str]:
-        """The sentences of one side as they came, one for each pair."""
+    def texts(self, split: Split, side: Side) -> list[str]:
+        """The sentences of one side of dev or test as they came, one for each pair."""
         return (self.folder / f"{split}.{side}.txt").read_bytes().decode().split("\n")[:-1]
 
 

@@ -58,17 +58,11 @@ def fetch(remote: Remote, folder: Path, received: Callable[[int], None], report:
             pause = FIRST_PAUSE_SECONDS * 2 ** (attempt - 1)
             report(f"attempt {attempt + 1} of {ATTEMPTS} in {pause:.0f} s: {remote.url}: {error}")
             time.sleep(pause)
-    if difference := _difference(remote, partial):
+    if wrong := difference(remote, partial):
         storage.remove(partial)
-        raise DataError(f"{remote.url}: {difference}")
+        raise DataError(f"{remote.url}: {wrong}")
     storage.adopt(partial, path)
     return path
-
-
-def check(remote: Remote, path: Path) -> None:
-    """DataError with both sizes and SHA-256 when `path` is not that file."""
-    if difference := _difference(remote, path):
-        raise DataError(f"{path}: {difference}; replace it by {remote.url}")
 
 
 def missing_bytes(remote: Remote, folder: Path) -> int:
@@ -134,7 +128,7 @@ def _append(
         raise _BrokenOff(f"the connection ended after {arrived} of {remote.size} bytes")
 
 
-def _difference(remote: Remote, path: Path) -> str:
+def difference(remote: Remote, path: Path) -> str:
     size, sha256 = path.stat().st_size, storage.sha256(path)
     same = (size, sha256) == (remote.size, remote.sha256)
     return "" if same else f"{size} bytes with SHA-256 {sha256}; {_expected(remote)}"

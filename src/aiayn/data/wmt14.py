@@ -158,7 +158,8 @@ def check(archives: Iterable[Remote], folder: Path, report: Callable[[str], None
     """DataError naming an archive in `folder` that is not WMT's."""
     for remote in archives:
         report(f"checking {folder / remote.name}")
-        download.check(remote, folder / remote.name)
+        if wrong := download.difference(remote, folder / remote.name):
+            raise DataError(f"{folder / remote.name}: {wrong}; replace it by {remote.url}")
 
 
 def text(corpus: Corpus, folder: Path) -> Text:

@@ -1,7 +1,8 @@
 """`aiayn evaluate`: perplexity, bits per character and BLEU of a trained run on a split."""
 
+import math
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,13 +12,12 @@ from aiayn.config.folders import run_folder, variation
 from aiayn.config.schema import Config
 from aiayn.core import progress, storage
 from aiayn.data.dataset import SIDES, Dataset, Pairs
+from aiayn.data.parallel_text import Split
 from aiayn.data.update_plan import evaluation_batches, gather
 from aiayn.evaluation import metrics
 from aiayn.evaluation.search import decoder_of, search
 from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.runs.models import compute_with, trained, within_memory
-
-HeldOut = Literal["dev", "test"]
 
 
 def teacher_forced_nats(
@@ -39,7 +39,7 @@ def teacher_forced_nats(
 
 
 def evaluate(
-    model: TranslationModel, dataset: Dataset, split: HeldOut, config: Config, done: Callable[[int], None] | None = None
+    model: TranslationModel, dataset: Dataset, split: Split, config: Config
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures of `result.json` for a split, and the translations, one for each line of it."""
     texts = {side: dataset.texts(split, side) for side in SIDES}
@@ -53,13 +53,14 @@ def evaluate(
         nats, _ = teacher_forced_nats(model, pairs, config.hardware.tokens_per_micro_batch)
     encoded = np.split(pairs.source_ids, pairs.source_offsets[1:-1])
     sources = [ids[:-1] if text.strip() else ids[:0] for ids, text in zip(encoded, texts["source"], strict=True)]
-    hypotheses = search(decoder_of(model), sources, config.decoding, config.hardware, done)
+    with progress.counted(f"{config.experiment}: decoding {split}", len(pairs), "sentences") as done:
+        hypotheses = search(decoder_of(model), sources, config.decoding, config.hardware, done)
     translations = dataset.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
     figures = {
         "ppl": metrics.perplexity(nats, tokens),
         "nats": nats,
         "tokens": tokens,
-        "bits_per_character": metrics.bits_per_character(nats, sum(map(len, texts["target"]))),
+        "bits_per_character": nats / math.log(2) / sum(map(len, texts["target"])),
         **metrics.bleu(translations, texts["target"], config.data.target_language),
     }
     return figures, translations
@@ -72,9 +73,8 @@ def evaluate_trained(config: Config) -> tuple[Dataset, str]:
     """
     compute_with(config.hardware.threads)
     model, dataset, folder, updates = trained(config)
-    split = cast(HeldOut, config.split)
-    with progress.counted(f"decoding {split}", len(dataset.pairs(split)), "sentences") as done:
-        figures, translations = evaluate(model, dataset, split, config, done)
+    split = cast(Split, config.split)
+    figures, translations = evaluate(model, dataset, split, config)
     # Of another beam search than the row's own: beside its figures, not in their place
     decoded = "" if folder == run_folder(config) else variation(config)
     name = f"{split}-average{config.average}{decoded}"

@@ -27,11 +27,6 @@ def perplexity(nats: float, tokens: int) -> float:
         return math.inf
 
 
-def bits_per_character(nats: float, characters: int) -> float:
-    """Nats as bits for each character of the detokenised reference."""
-    return nats / math.log(2) / characters
-
-
 @functools.lru_cache(maxsize=2**16)  # every run of a sweep has the same references
 def paper_tokens(line: str, language: str) -> str:
     """The line as the authors scored it: Moses tokens; hyphenated compounds of German split as `a ##AT##-##AT## b`."""

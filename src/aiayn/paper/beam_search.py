@@ -26,17 +26,6 @@ def penalty(length: Tensor | int, length_penalty: float) -> Tensor | float:
     return ((5 + length) / 6) ** length_penalty
 
 
-def best_continuations(logits: Tensor, alive: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `count` best of all continuations (B, W, V), or all if fewer: log probabilities, parents, tokens (B, C).
-
-    `alive` (B, W) are the log probabilities of the hypotheses that are continued, their parents.
-    """
-    vocab_size = logits.size(2)
-    candidates = (alive.unsqueeze(2) + logits.log_softmax(2)).flatten(1)  # (B, W * V)
-    best, position = candidates.topk(min(count, candidates.size(1)))
-    return best, position // vocab_size, position % vocab_size
-
-
 class Beam:
     """The state of a search: of B sentences the W alive hypotheses, and the best finished one."""
 
@@ -62,7 +51,9 @@ class Beam:
         self.length += 1
         # Paper: silent; as in the released code no token is forbidden
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        candidates, parent, token = best_continuations(logits, self.alive, self.num_candidates)
+        continued = (self.alive.unsqueeze(2) + logits.log_softmax(2)).flatten(1)  # (B, W * V)
+        candidates, place = continued.topk(min(self.num_candidates, continued.size(1)))  # (B, C)
+        parent, token = place // logits.size(2), place % logits.size(2)
         ended = token == self.eos
         if ended.is_cuda or ended.any():  # a GPU would be waited for
             self._finish(candidates.masked_fill(~ended, -torch.inf), parent)

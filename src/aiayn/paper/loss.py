@@ -54,6 +54,11 @@ def nats_and_gradient(
     return nats, all_nats, gradient.to(logits.dtype).scatter_(1, target, of_target.to(logits.dtype))
 
 
+def chunk_rows(device: str, vocab_size: int) -> int:
+    """Rows of logits that exist at a time on such a device, but for the last ones."""
+    return max(64, CHUNK_ELEMENTS[device] // vocab_size // 64 * 64)
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Logits come in chunks that turn into their gradient at once: none is kept, and no product is done again."""
 
@@ -75,7 +80,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         sums = torch.zeros(2, dtype=torch.float64, device=hidden.device)  # nats of the targets, and of all tokens
         grad_hidden = torch.empty_like(hidden) if with_gradient else None
         grad_embedding = torch.zeros_like(embedding) if with_gradient else None
-        rows = max(64, CHUNK_ELEMENTS[hidden.device.type] // len(embedding) // 64 * 64)
+        rows = chunk_rows(hidden.device.type, len(embedding))
         for start in range(0, len(target), rows):
             part, gold = narrow[start : start + rows], target[start : start + rows].unsqueeze(1)  # (R, D), (R, 1)
             tokens = len(gold)

@@ -1,6 +1,5 @@
 """`aiayn report`: one page with Table 3, the paper's claims tested and every figure; the figures as files, too."""
 
-import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -42,7 +41,7 @@ def sections(run: Config, stored: Sequence[records.Run], table: Table, others: T
     folder, lines = folders.sweep_folder(run), (*table.lines, *(others.lines[len(beyond.COMPARED) :] if others else ()))
     seeds = [(line.name, found.seed) for line in lines for found in line.runs]
     runs = {key: curves.read(folder / key[0] / f"seed{key[1]}") for key in progress.tracked(seeds, "reading curves")}
-    words, counts, missing = beyond.on_dev(run, dataclasses.replace(table, lines=lines))
+    words, counts, missing = beyond.on_dev(run, lines)
     test = "t-tests over seeds, with one spread for all rows where Bartlett's test allows it; p-values corrected."
     gains = "Effects are gains, in BLEU or % of PPL."
     bootstrap = missing or f"Over sentences: {paper_claims.RESAMPLES} resamples of {len(words)}."

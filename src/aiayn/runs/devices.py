@@ -18,7 +18,7 @@ POLL_SECONDS = 0.1
 
 
 def names(hardware: Hardware, limit: int = 0) -> list[str]:
-    """The devices here for such runs, or `limit`: groups of cores; GPUs by UUID, then shares of them if it is more.
+    """The devices here for such runs: groups of cores, or `limit`; GPUs by UUID, then shares of them up to `limit`.
 
     ConfigError for runs that would share GPUs and ask for several each.
     """
@@ -28,7 +28,7 @@ def names(hardware: Hardware, limit: int = 0) -> list[str]:
             cause = f"must be at most {len(seen)}, the GPUs that torch sees: runs that share a GPU use one each"
             raise ConfigError(f"hydra.launcher.devices={limit}: {cause}; or give hardware.devices=1")
         shares = range(max(1, -(-limit // len(seen))))
-        return [f"{gpu} share {share}" if share else gpu for share in shares for gpu in seen][: limit or None]
+        return [f"{gpu} share {share}" if share else gpu for share in shares for gpu in seen][: max(limit, len(seen))]
     return [str(number) for number in range(limit or max(hardware.devices, cores() // hardware.threads))]
 
 
@@ -53,19 +53,21 @@ def gpus() -> list[str]:
 
 
 class Pool:
-    """Devices that one command may use, each for one run at a time; a GPU is kept from every other command too."""
+    """Devices of which one command may use `limit`, each for a run at a time; no other command has its GPUs too."""
 
-    def __init__(self, hardware: Hardware, names: list[str]) -> None:
-        """ConfigError when a run asks for more than there are."""
-        if hardware.devices > len(names):
-            seen = " that torch sees" if hardware.accelerator == "gpu" else ""
-            raise ConfigError(f"hardware.devices={hardware.devices}: must be at most {len(names)}, all devices{seen}")
-        self.gpu, self.names = hardware.accelerator == "gpu", names
+    def __init__(self, hardware: Hardware, names: list[str], limit: int = 0) -> None:
+        """ConfigError when a run asks for more than there are, or than the limit."""
+        self.gpu, self.names, self.limit = hardware.accelerator == "gpu", names, limit or len(names)
+        if hardware.devices > self.limit:
+            seen = "hydra.launcher.devices" if limit else "all devices" + " that torch sees" * self.gpu
+            raise ConfigError(f"hardware.devices={hardware.devices}: must be at most {self.limit}, {seen}")
         self.shared = any(" " in name for name in names)  # a GPU may have several runs at a time
         self.taken: set[str] = set()
 
     def take(self, count: int, held: ExitStack) -> dict[str, str] | None:
         """Takes devices until `held` is closed: the environment that shows them alone; None while they are not free."""
+        if len(self.taken) + count > self.limit:
+            return None
         with ExitStack() as stack:
             free = (name for name in self.names if name not in self.taken)
             got = list(islice((name for name in free if not self.gpu or _locked(name, stack)), count))

@@ -111,7 +111,7 @@ def is_finished(run: Config) -> bool:
     record, here = records.read_run(folders.run_folder(run)), prepare.sha256(run)
     paths = {key: path for key, path, _ in leaves(run) if key in PATHS}
     claims = result_affecting(run) | ({"sha256.data": here} if here else paths)
-    return record is not None and record.result is not None and not records.changed(claims, record.result)
+    return record.result is not None and not records.changed(claims, record.result)
 
 
 def says_finished(run: Config) -> bool:
@@ -186,5 +186,5 @@ def _outcome(job: Job, codes: list[int]) -> int:
             which = f"rank {rank} was " if len(codes) > 1 else ""
             return records.record_failure(job.folder, 128 - code, f"{which}killed by {signal.Signals(-code).name}")
     if (job.folder / records.FAILURE).exists():
-        return int(records.failure(job.folder)["exit_code"])
+        return int(records.read_json(job.folder / records.FAILURE)["exit_code"])
     return records.record_failure(job.folder, bad[0][1], f"the worker ended with exit code {bad[0][1]}")

@@ -104,7 +104,7 @@ def trained(config: Config) -> tuple[TranslationModel, Dataset, Path, int]:
     paths = checkpoint.newest(folder / "checkpoints", config.average)
     if not paths:
         cause = f"nothing is trained in {folder}; train it with the same arguments{other_runs(config)}"
-        if (run := records.read_run(folder)) and run.status == "failed":
+        if (run := records.read_run(folder)).status == "failed":
             cause = f"the training in {folder} failed: {run.cause}"
         if jobs.is_finished(config):
             missing = "but its checkpoints are not here; delete the folder to train it again"

@@ -34,7 +34,7 @@ SHARED = (
     *("sha256.data", "sha256.tokenizer"),
 )
 
-_FOLDER = re.compile(r"(?P<experiment>\w[\w.-]*(\+\w+)?)/seed(?P<seed>0|[1-9][0-9]{0,9})", re.ASCII)
+_FOLDER = re.compile(r"\w[\w.-]*(\+\w+)?/seed(0|[1-9][0-9]{0,9})", re.ASCII)
 # What the report reads; the rest of a result is for people and may change without a new schema.
 _KINDS = (
     (dict, "config config.model config.training config.scale config.data"),
@@ -65,28 +65,26 @@ class Run:
 
 def read_runs(folder: Path) -> list[Run]:
     """Every run under `folder` (runs/<data>-<scale>), by name and seed; folders that are no runs are passed over."""
-    runs = []
+    runs: list[Run] = []
     for row in storage.listed(folder, "*"):
         try:
-            runs += [run for path in storage.listed(row, "seed*") if (run := read_run(path))]
+            paths = (path for path in storage.listed(row, "seed*") if _FOLDER.fullmatch(f"{row.name}/{path.name}"))
+            runs += map(read_run, paths)
         except storage.StorageError as error:
             runs.append(Run(row.name, -1, "unreadable", printable(str(error)), None, 0))
     return sorted(runs, key=lambda run: (run.experiment, run.seed))
 
 
-def refuse_unreadable(*runs: Run | None) -> None:
+def refuse_unreadable(*runs: Run) -> None:
     """StorageError for the first run that may not be read: it is not missing."""
     for run in runs:
-        if run and run.status == "unreadable":
+        if run.status == "unreadable":
             raise storage.StorageError(run.cause)
 
 
-def read_run(folder: Path) -> Run | None:
-    """What became of the run in this folder; None for a folder that is none of a run."""
-    match = _FOLDER.fullmatch(f"{folder.parent.name}/{folder.name}")
-    if not match:
-        return None
-    experiment, seed = match["experiment"], int(match["seed"])
+def read_run(folder: Path) -> Run:
+    """What became of the run in this folder, whose name is that of a run."""
+    experiment, seed = folder.parent.name, int(folder.name.removeprefix("seed"))
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
             result = read_result(folder / RESULT)
@@ -97,7 +95,7 @@ def read_run(folder: Path) -> Run | None:
             return Run(experiment, seed, "finished", "", result, result["steps"])
         steps = last_step(folder)
         with suppress(FileNotFoundError, NotADirectoryError):
-            failure = _read_json(folder / FAILURE)
+            failure = read_json(folder / FAILURE)
             cause = f"{failure.get('cause', 'no cause recorded')} (exit code {failure.get('exit_code', 'unknown')})"
             log = printable(str(folder / LOG)) if (folder / LOG).exists() else ""
             return Run(experiment, seed, "failed", printable(cause), None, steps, log)
@@ -111,7 +109,7 @@ def read_run(folder: Path) -> Run | None:
 
 def read_result(path: Path) -> dict[str, Any]:
     """The result.json at `path`. ValueError says what is wrong with one that is torn, foreign or of another schema."""
-    result = _read_json(path)
+    result = read_json(path)
     if result.get("schema") != SCHEMA or result.get("status") != "finished":
         raise ValueError(f"{path.name}: not a finished result of schema {SCHEMA}")
     for kind, keys in (*_KINDS, (str | int, " ".join(map(place_in_result, SHARED)))):
@@ -131,18 +129,13 @@ def code() -> str:
 
 
 def record_failure(folder: Path, code: int, cause: str) -> int:
-    """Leaves `failure.json`: the exit code, the cause in one line, and where the log is, if any. Returns the code."""
-    log, line = folder / LOG, " ".join(without_secrets(cause).split())[:1000]
+    """Leaves `failure.json`: the exit code, and the cause in one line. Returns the code."""
+    line = " ".join(without_secrets(cause).split())[:1000]
     try:
-        storage.write_json(folder / FAILURE, {"exit_code": code, "cause": line, "log": str(log) * log.exists()})
+        storage.write_json(folder / FAILURE, {"exit_code": code, "cause": line})
     except storage.StorageError as error:  # the disk that stopped the run may be too full for its last word
         print(f"aiayn: {line}; {error}", file=sys.stderr)
     return code
-
-
-def failure(folder: Path) -> dict[str, Any]:
-    """What `record_failure` left."""
-    return _read_json(folder / FAILURE)
 
 
 def without_secrets(text: str) -> str:
@@ -222,7 +215,9 @@ def changes(scale: Scale) -> dict[str, float]:
     return {key: value for key, value in vars(scale).items() if value != neutral.get(key, 1)}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of a run's folder. ValueError where it is torn, no object, or holds NaN or infinity."""
+
     def refuse(constant: str) -> float:
         raise ValueError(f"{path.name}: holds {constant}, which is no number")
 

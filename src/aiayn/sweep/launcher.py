@@ -1,4 +1,4 @@
-"""A sweep, here or by another launcher; here, one worker per run, longest first, as many at once as there is room for.
+"""A sweep, here or by another launcher; here, longest first, as many runs side by side as there are devices for.
 
 What is done stands in the run folders alone: `result.json`, `failure.json`, and `.claim`, whose lock the owner holds.
 """
@@ -65,15 +65,17 @@ class _Output(Console):
 class Sweep:
     """Runs at work, done and to come, and the one display of them all."""
 
-    def __init__(self, runs: list[Config], names: list[str], hang_timeout: float, max_devices_per_run: int = 0) -> None:
+    def __init__(
+        self, runs: list[Config], pool: devices.Pool, hang_timeout: float, max_devices_per_run: int = 0
+    ) -> None:
         # Points that differ only in what changes no number share a folder: they are one run
         self.runs = list({folders.run_folder(run): run for run in runs}.values())
-        hardware, self.hang_timeout = self.runs[0].hardware, hang_timeout
-        self.pool = devices.Pool(hardware, names)
+        self.narrowest, self.pool, self.hang_timeout = self.runs[0].hardware.devices, pool, hang_timeout
         unfinished = [run for run in self.runs if not jobs.is_finished(run)]
         self.failed_before = {folders.run_folder(run): written(run) for run in unfinished}
-        widest = 1 if self.pool.shared else max_devices_per_run or device_schedule.most_of_one(hardware, len(names))
-        self.waiting = assign_devices(unfinished, widest, len(names))
+        most = device_schedule.most_of_one(self.runs[0].hardware, pool.limit)
+        self.waiting = assign_devices(unfinished, 1 if pool.shared else max_devices_per_run or most, pool.limit)
+        self.blocked = False  # nothing is at work, since other commands have the devices
         self.elsewhere: list[Config] = []  # another command is at work on them
         self.active: dict[Path, jobs.Job] = {}
         self.signs: dict[Path, tuple[float, float]] = {}  # newest file, and when it was seen
@@ -99,11 +101,10 @@ class Sweep:
 
     def work_through(self) -> int:
         """Works through the runs, longest first, and returns the exit code of the whole."""
-        narrow = self.runs[0].hardware.devices
-        wide = [f", {folders.name(run)} on {n}" for run in self.waiting if (n := run.hardware.devices) > narrow]
+        wide = [f", {folders.name(run)} on {n}" for run in self.waiting if (n := run.hardware.devices) > self.narrowest]
         self.console.print(
             f"{len(self.runs)} runs, {self.finished_before} finished before,"
-            f" up to {len(self.pool.names) // narrow} side by side{''.join(wide)}"
+            f" up to {self.pool.limit // self.narrowest} side by side{''.join(wide)}"
         )
         with self.display, signals.StopFlag() as stop:
             while self.active or ((self.waiting or self.elsewhere) and not stop.asked):
@@ -133,6 +134,9 @@ class Sweep:
         # The first in the line waits for as many devices as it needs, and the others wait behind it
         while self.waiting and self.begin(self.waiting[0]):
             self.waiting.pop(0)
+        self.blocked = bool(self.waiting) and not self.active
+        if self.blocked and (count := self.waiting[0].hardware.devices) > self.narrowest:
+            self.waiting[0] = vary(self.waiting[0], hardware={"devices": count - 1})  # what is free may do
 
     def begin(self, run: Config) -> bool:
         """Starts a run's workers, unless another command has it or had it, or it cannot be; False: no devices yet."""
@@ -182,7 +186,8 @@ class Sweep:
             state = f"update {step} of {job.run.training.max_steps}"
             self.display.update(self.bars[folder], completed=step / job.run.training.max_steps, state=state)
         elsewhere = f", {len(self.elsewhere)} at work elsewhere" if self.elsewhere else ""
-        state = f"{self.done} of {len(self.runs)} done{elsewhere}"
+        blocked = ", waiting for devices that other commands have" * self.blocked
+        state = f"{self.done} of {len(self.runs)} done{elsewhere}{blocked}"
         self.display.update(self.whole, completed=1 - left / self.total, state=state)
         if self.display.disable and time.monotonic() - self.logged > LOG_SECONDS:
             self.logged = time.monotonic()
@@ -220,7 +225,7 @@ def hand_over(runs: list[Config], launch: Callable[[list[int]], list[int]]) -> i
 def line_of(run: Config, code: int) -> str:
     """What became of a run that has ended with this code, in one line."""
     record = records.read_run(folders.run_folder(run))
-    if record is None or (code not in (DONE, INTERRUPTED) and record.status != "failed"):
+    if code not in (DONE, INTERRUPTED) and record.status != "failed":
         return f"{folders.name(run)}  failed  exit code {code}; its own output says why"
     return f"{records.row_line(run, record)}{f'  (log: {record.log})' if record.log else ''}"
 

@@ -33,24 +33,20 @@ def run_here(run: Config) -> int:
             return DONE
         seeing = pool.wait(run.hardware.devices, held, partial(_stop_if_asked, stop))
         job = jobs.start(run, None, held, seeing)
-        try:
-            while not job.ended():
-                if stop.asked:
-                    job.stop(stop.asked)
-                time.sleep(devices.POLL_SECONDS)
-        except BaseException:  # submitit requeues and exits in its own handler of a signal
-            job.stop("SIGTERM")
-            while not job.ended():
-                time.sleep(devices.POLL_SECONDS)
-            raise
+        while not job.ended():
+            if stop.asked:
+                job.stop(stop.asked)
+            time.sleep(devices.POLL_SECONDS)
         code = jobs.close(job)
     if code == INTERRUPTED:
         slurm.requeue_after(stop.asked)
     elif code != DONE and (job.folder / records.FAILURE).exists():
-        print(f"aiayn: {records.failure(job.folder)['cause']}", file=sys.stderr)
+        print(f"aiayn: {records.read_json(job.folder / records.FAILURE)['cause']}", file=sys.stderr)
     return code
 
 
 def _stop_if_asked(stop: signals.StopFlag) -> None:
-    slurm.requeue_after(stop.asked)
-    stop.check()
+    if stop.asked:
+        stop.restore()
+        slurm.requeue_after(stop.asked)
+        stop.check()

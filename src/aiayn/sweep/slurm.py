@@ -1,11 +1,17 @@
 """SLURM's warning puts a job back into the queue."""
 
 import os
+import signal
 import subprocess
 
 
 def requeue_after(asked: str) -> None:
-    """Requeues this SLURM job, whose files are on the disk, if SLURM's warning, SIGUSR1, came to its first task."""
+    """Requeues this SLURM job, whose files are on the disk, if SLURM's warning came to its first task.
+
+    That is SIGUSR1 or, where submitit began the job, SIGUSR2, whose handler there requeues and exits.
+    """
+    if asked == "SIGUSR2" and "SUBMITIT_EXECUTOR" in os.environ:
+        signal.raise_signal(signal.SIGUSR2)
     job = os.environ.get("SLURM_JOB_ID")
     if asked != "SIGUSR1" or not job or os.environ.get("SLURM_PROCID", "0") != "0":
         return

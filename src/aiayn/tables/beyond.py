@@ -13,7 +13,7 @@ from aiayn.runs.records import Run, look_up, number_text, printable
 from aiayn.tables import formats, table3
 from aiayn.tables.formats import Cell, Column, definition, differences, measured, params, seeds
 from aiayn.tables.paper_claims import Claim, Counts, Finding, both
-from aiayn.tables.table3 import METRICS, Table
+from aiayn.tables.table3 import METRICS, Line, Table
 
 PARTS = ("kind", "positions", "scores", "residual")
 SIZES = (("N", "num_layers"), ("h", "num_heads"), ("d_k", "d_k"), ("P_drop", "dropout"))
@@ -43,7 +43,7 @@ def table(run: Config, runs: Sequence[Run]) -> Table | None:
     return made if any(line.status != "missing" for line in made.lines[len(COMPARED) :]) else None
 
 
-def on_dev(run: Config, made: Table) -> tuple[list[int], Counts, str]:
+def on_dev(run: Config, shown: Sequence[Line]) -> tuple[list[int], Counts, str]:
     """The words of each source of dev, the n-grams of the runs' whole translations of it, and why there are none."""
     try:
         dataset = Dataset(folders.prepared_folder(run))
@@ -52,7 +52,7 @@ def on_dev(run: Config, made: Table) -> tuple[list[int], Counts, str]:
     except (DataError, OSError) as error:
         return [], {}, f"No BLEU by sentence: {printable(str(error))}"
     counts = {}
-    for row, found in ((line.name, found) for line in made.lines for found in line.runs):
+    for row, found in ((line.name, found) for line in shown for found in line.runs):
         with suppress(OSError):
             path = folders.sweep_folder(run) / row / f"seed{found.seed}" / "translations.txt"
             lines = path.read_bytes().decode("utf-8", "replace").split("\n")[:-1]

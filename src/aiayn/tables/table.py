@@ -16,7 +16,7 @@ def main(run: Config) -> None:
     layouts, tables = [formats.layout(table)], [table]
     if others := beyond.table(run, runs):
         tables.append(others)
-        findings = paper_claims.check(others, beyond.on_dev(run, others)[1], beyond.CLAIMS)
+        findings = paper_claims.check(others, beyond.on_dev(run, others.lines)[1], beyond.CLAIMS)
         layouts.append(beyond.layout(others, findings))
     if varied := variations.layout(run, runs, tables):
         layouts.append(varied)

@@ -1,7 +1,6 @@
 """`aiayn evaluate`, and Table 2: BLEU on the test set of averaged checkpoints, and what training them computed."""
 
 import contextlib
-import json
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
@@ -88,11 +87,10 @@ def lines(run: Config, dataset: Dataset) -> list[str]:
 
 def _measured(line: Line, run: Config, dataset: Dataset) -> list[str]:
     result = next((found.result for found in line.runs if found.seed == run.seed and found.result), {})
-    figures: Any = {}
+    figures: dict[str, Any] = {}
     folder = folders.sweep_folder(run) / line.name / f"seed{run.seed}"
-    with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):  # not evaluated yet, or torn: dashes
-        path = folder / f"evaluation-test-average{PAPER[line.name].average}.json"
-        figures = json.loads(path.read_text("utf-8-sig"))
+    with contextlib.suppress(FileNotFoundError, ValueError):  # not evaluated yet, or torn: dashes
+        figures = records.read_json(folder / f"evaluation-test-average{PAPER[line.name].average}.json")
     if not result or records.look_up(figures, "steps") != result["steps"]:  # evaluated before the run was finished
         figures = {}
     found = [records.look_up(figures, f"bleu.{kind}") for kind in ("paper", "sacrebleu", "intl")]

@@ -1,13 +1,13 @@
 """A model as Lightning trains it: one `training_step` is one update of section 5."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 import torch.distributed
-from torch import Tensor
+from torch import Tensor, nn
 
 from aiayn.alternatives.recurrent import TranslationModel
 from aiayn.config.schema import Training
@@ -16,7 +16,6 @@ from aiayn.paper.batch import to_host
 from aiayn.paper.loss import label_smoothed_cross_entropy
 from aiayn.paper.schedule import learning_rate
 from aiayn.paper.transformer import Transformer
-from aiayn.training.gradient_sum import sum_gradients
 from aiayn.training.lightning_data import Update
 
 
@@ -138,3 +137,17 @@ class LightningTransformer(pl.LightningModule):
         self.load_state_dict(checkpoint["state_dict"])
         self.restored = checkpoint["optimizer_states"]
         self.updates_done = checkpoint["updates_done"]
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Puts the sum over all ranks in the place of each gradient; one that a rank does not have counts as zero.
+
+    Sent at once, after the backward pass: a compiled stack hands over all its gradients at its end. torch's
+    DistributedDataParallel rearranges its buckets after the first update, so that a resumed run has other bits; it
+    averages where we sum; and it waits for a rank whose share of an update has no sentence left.
+    """
+    parameters = list(parameters)
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+    torch.distributed.all_reduce(flat)
+    for parameter, total in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
+        parameter.grad = total.view_as(parameter)

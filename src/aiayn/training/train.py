@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -65,6 +66,8 @@ def train(run: Config, folder: Path) -> None:
     if ranks > 1:  # before the data: the others soon miss a rank that has none
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else None
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device)
+        if device:
+            torch.cuda.set_device(device)  # for what torch gathers from all ranks
     with progress.stages("prepare") if rank == 0 else contextlib.nullcontext(lambda message: None) as report:
         dataset = prepare(run, report)
     if rank == 0:
@@ -76,7 +79,9 @@ def train(run: Config, folder: Path) -> None:
             module.restore(checkpoint.load(saved[0]))
         if rank == 0:
             print(f"resuming {run.experiment} after update {module.updates_done} of {last}", flush=True)
-    elif (folder / records.RESULT).exists() and jobs.is_finished(run):
+    if ranks > 1:
+        refuse_unlike(dataset.sha256, module.updates_done)
+    if not saved and (folder / records.RESULT).exists() and jobs.is_finished(run):
         return  # copied without checkpoints from where its text has other paths: its hash is known only now
     with view(run, folder, rank) as show:
         record = Record(folder / records.METRICS, module.updates_done, show, rank == 0)
@@ -86,6 +91,15 @@ def train(run: Config, folder: Path) -> None:
             stop.check()  # it came during the last update
         if rank == 0:
             finish(run, folder, module.transformer, dataset, record)
+
+
+def refuse_unlike(sha256: str, updates_done: int) -> None:
+    """ConfigError on every rank alike unless all have the same data and go on from the same update."""
+    starts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(starts, (sha256[:12], updates_done))
+    if len(set(starts)) > 1:
+        found = "; ".join(f"rank {rank}: data {data}, update {step}" for rank, (data, step) in enumerate(starts))
+        raise ConfigError(f"output and prepared: must be folders that all machines share; the ranks have {found}")
 
 
 def check_gpu(run: Config) -> None:
@@ -142,7 +156,8 @@ def fit(
     sizes = {"tokens_per_update": training.tokens_per_update, "tokens_per_micro_batch": tokens}
     rank = int(os.environ.get("RANK", 0))
     stream = updates(dataset.pairs("train"), **sizes, seed=run.seed, start=record.start, rank=rank, ranks=ranks)
-    fitting = within_memory(run.hardware, "tokens_per_micro_batch", training.tokens_per_update, run.data.max_length)
+    share = -(-training.tokens_per_update // ranks)
+    fitting = within_memory(run.hardware, "tokens_per_micro_batch", share, run.data.max_length)
     with fitting, bar.progress:  # off the screen before an error is printed
         trainer.fit(module, interruptible(stream, stop, ranks))
 
@@ -151,8 +166,7 @@ def finish(run: Config, folder: Path, transformer: TranslationModel, dataset: Da
     """Decodes the dev set and writes the translations, then the result."""
     transformer.to(run.hardware.device)
     print(f"{run.experiment}: decoding the dev set", flush=True)
-    with progress.counted(f"{run.experiment}: decoding", len(dataset.pairs("dev")), "sentences") as decoded:
-        figures, translations = evaluate(transformer, dataset, "dev", run, decoded)
+    figures, translations = evaluate(transformer, dataset, "dev", run)
     record.add_dev(run.training.max_steps, figures["nats"], figures["tokens"])  # unless a signal left no time for it
     storage.write_text(folder / "translations.txt", "".join(line + "\n" for line in translations))
     sides = (dataset.texts("dev", "source"), dataset.texts("dev", "target"), translations)

@@ -32,6 +32,8 @@ def as_rank(run: Config) -> int:
     from aiayn.runs import devices, jobs, records
     from aiayn.training import train
 
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # else the parent may be a shell that is left
+        signals.die_with_parent(os.getppid())
     jobs.check(run)
     devices.names(run.hardware)
     folder = folders.run_folder(run)
@@ -47,7 +49,7 @@ def as_rank(run: Config) -> int:
         code = train.main(folder, run)
         known = (folder / records.FAILURE).exists()  # which a full disk may have no room for
         if code not in (exit_codes.DONE, exit_codes.INTERRUPTED) and known and os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"aiayn: {records.failure(folder)['cause']}", file=sys.stderr)
+            print(f"aiayn: {records.read_json(folder / records.FAILURE)['cause']}", file=sys.stderr)
     return code
 
 

@@ -102,7 +102,7 @@ def checked_runs(context: HydraContext, composed: DictConfig, points: Sequence[S
 
 
 class SideBySide(Launcher):
-    """One worker process per run on this machine."""
+    """Side by side on this machine, each run with one worker a device."""
 
     def __init__(self, devices: int, max_devices_per_run: int, hang_timeout: float) -> None:
         self.devices, self.max_devices_per_run, self.hang_timeout = devices, max_devices_per_run, hang_timeout
@@ -127,11 +127,10 @@ class SideBySide(Launcher):
             runs = checked_runs(self.hydra_context, self.config, job_overrides)
             if 0 < (most := self.max_devices_per_run) < (fewest := runs[0].hardware.devices):
                 cli.fail(f"hydra.launcher.max_devices_per_run={most}: must be 0 or at least hardware.devices={fewest}")
-            names = devices.names(runs[0].hardware, self.devices)
-            devices.warn_of_threads(runs[0].hardware, len(names))
-            devices.Pool(runs[0].hardware, names)  # refuses too many before text is downloaded
+            pool = devices.Pool(runs[0].hardware, devices.names(runs[0].hardware, self.devices), self.devices)
+            devices.warn_of_threads(runs[0].hardware, pool.limit)
             launcher.prepare_once(runs)
-            sweep = launcher.Sweep(runs, names, 60 * self.hang_timeout, self.max_devices_per_run)
+            sweep = launcher.Sweep(runs, pool, 60 * self.hang_timeout, self.max_devices_per_run)
         code = sweep.work_through()
         if code != DONE:
             sys.exit(code)
