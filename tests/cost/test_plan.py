@@ -47,6 +47,7 @@ def test_a_row_that_does_not_fit_is_told_a_value_that_does(gpu: str, gigabytes: 
 def test_the_plan_has_times_epochs_and_disk() -> None:
     rows = planned(*ON_A_GPU, "plan.efficiency=0.41")
     turns = device_schedule.best_schedule({row.name: row.seconds for row in rows}, 1, 8, 8)
+    rows[-1] = dataclasses.replace(rows[-1], run=schema.vary(rows[-1].run, hardware={"devices": 3}))
     corpus = estimate.CorpusStatistics(31.5, 29.25, 37_000, 10**9)
     text = "\n".join(plan.text(rows, turns, corpus, 8, [plan.Disk("output=x", 7e9, 9 * 10**9)], "given"))
     hours = rows[-1].seconds / 3600
@@ -110,7 +111,10 @@ def test_it_says_which_things_are_checked_and_which_are_not(archives, tmp_path, 
     assert printed(capsys, *words).endswith(f"{nothing} and disk are checked{unread}; memory is not, on a CPU.\n")
     words += ("hardware=gpu", "scale=paper")
     for path in archives.iterdir():
-        assert printed(capsys, *words).endswith(f"{nothing}, memory and disk are checked{unread}.\n")
+        said = [printed(capsys, *words, f"plan.gpus={n}") for n in (1, 8)]
+        alone, shared = (float(re.search(r"(?m)^base\+.* (\d+\.\d+) +[18]  ", text)[1]) for text in said)
+        assert said[1].endswith(f"{nothing}, memory and disk are checked{unread}.\n")
+        assert alone > 1.5 * shared  # GB on each GPU
         storage.write_bytes(tmp_path / "prepared" / "downloads" / path.name, path.read_bytes())
     assert printed(capsys, *words).endswith(f"{nothing}, data, memory and disk are checked.\n")
 

@@ -11,8 +11,6 @@ from aiayn.core import exit_codes, signals
 from aiayn.runs import jobs
 from aiayn.sweep import one_run, slurm
 
-FOREVER = "while true; do sleep 0.05; done"
-
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -60,12 +58,21 @@ def test_a_requeue_that_does_not_work_says_so(monkeypatch, tmp_path, capsys):
     assert "scontrol is not on the PATH" in absent
 
 
-def test_the_command_requeues_once_after_the_worker_has_saved(toy_run, scontrol, tmp_path, monkeypatch):
+@pytest.fixture
+def submitit(signals, monkeypatch) -> None:
+    """The signal of a job that submitit began, whose own handler requeues it."""
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    signal.signal(signal.SIGUSR2, lambda *_: slurm.requeue_after("SIGUSR1"))
+
+
+@pytest.mark.usefixtures("submitit")
+@pytest.mark.parametrize("name", ["USR1", "USR2"])
+def test_the_command_requeues_once_after_the_worker_has_saved(toy_run, scontrol, tmp_path, monkeypatch, name):
     """The worker saves when it gets the signal; the job that SLURM starts again finds the same folder."""
     python = tmp_path / "python"
     python.write_text(
-        f"#!/bin/sh\ntrap 'echo durable > {tmp_path}/durable; exit 75' USR1\n"
-        f"echo $3 >> {tmp_path}/folders\nkill -USR1 $PPID\n{FOREVER}\n"
+        f"#!/bin/sh\ntrap 'echo durable > {tmp_path}/durable; exit 75' {name}\n"
+        f"echo $3 >> {tmp_path}/folders\nkill -{name} $PPID\nwhile true; do sleep 0.05; done\n"
     )
     python.chmod(0o755)
     monkeypatch.setattr(jobs.sys, "executable", str(python))
@@ -75,21 +82,8 @@ def test_the_command_requeues_once_after_the_worker_has_saved(toy_run, scontrol,
     assert set((tmp_path / "folders").read_text().split()) == {str(folders.run_folder(toy_run))}
 
 
-def test_submitit_requeues_after_the_worker_has_saved(toy_run, tmp_path, monkeypatch):
-    python, asked = tmp_path / "python", []
-    python.write_text(f"#!/bin/sh\ntrap 'touch {tmp_path}/saved; exit 75' USR2\nkill -USR2 $PPID\n{FOREVER}\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(jobs.sys, "executable", str(python))
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
-    before = signal.signal(signal.SIGUSR2, lambda *_: asked.append((tmp_path / "saved").exists()))
-    try:
-        assert one_run.run_here(toy_run) == exit_codes.INTERRUPTED
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-    assert asked == [True]
-
-
-@pytest.mark.parametrize(("sent", "requeued"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 0)])
+@pytest.mark.usefixtures("submitit")
+@pytest.mark.parametrize(("sent", "requeued"), [(signal.SIGUSR1, 1), (signal.SIGUSR2, 1), (signal.SIGTERM, 0)])
 def test_a_run_that_waits_for_its_gpu_is_requeued_too(toy_run, scontrol, monkeypatch, sent, requeued):
     monkeypatch.setattr(jobs.devices.Pool, "take", lambda *_: os.kill(os.getpid(), sent))  # None: no GPU is free
     monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("a worker was started"))

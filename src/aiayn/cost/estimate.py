@@ -9,6 +9,7 @@ from aiayn.cost import flops
 from aiayn.data import prepare, wmt14
 from aiayn.data.encoding import refuse_unfit
 from aiayn.data.parallel_text import read
+from aiayn.data.update_plan import rows_of_part
 from aiayn.paper.attention import KERNEL_WIDTH
 from aiayn.paper.loss import chunk_rows
 from aiayn.runs.models import parameters
@@ -88,7 +89,7 @@ def memory(run: Config, count: int, embedding_rows: int, corpus: CorpusStatistic
     narrow = {"bf16-mixed": 2, "32-true": 4, "64-true": 8}[hardware.precision]
     wide = max(narrow, 4)
     mask = 0 if hardware.compile and run.model.in_table3 else wide  # compiled, the backward pass computes masks again
-    tokens = min(hardware.tokens_per_micro_batch, -(-run.training.tokens_per_update // hardware.devices))
+    tokens = rows_of_part(run.training.tokens_per_update, hardware.tokens_per_micro_batch, hardware.devices)
     activations = saved_bytes(run.model, narrow, wide, mask, corpus) * tokens
     states = count * STATE_BYTES * wide / 4 + (2 * count if narrow == 2 else 0)
     # A part's logits and probabilities, narrow and wide; the embedding, its gradient, and the part's share of that

@@ -69,7 +69,7 @@ def disks(planned: list[Estimate], corpus: CorpusStatistics, available: int) -> 
 def fitting(row: Estimate, corpus: CorpusStatistics, limit: float) -> str:
     """What makes a run fit `limit` bytes: the largest half, quarter and so on of its micro-batch that does, if any."""
     run = row.run
-    tokens = min(run.hardware.tokens_per_micro_batch, -(-run.training.tokens_per_update // run.hardware.devices))
+    tokens = min(run.hardware.tokens_per_micro_batch, run.training.tokens_per_update)
     while (tokens := tokens // 2) >= run.data.max_length:
         if estimate(vary(run, hardware={"tokens_per_micro_batch": tokens}), corpus).memory <= limit:
             return f"give {tokens}"
@@ -118,8 +118,8 @@ def main(run: Config) -> None:
     most = device_schedule.most_of_one(hardware, available)
     seconds = {row.name: row.seconds for row in planned}
     turns = device_schedule.best_schedule(seconds, hardware.devices, most, available)
-    shared = {turn.name: {"devices": len(turn.devices)} for turn in turns}
-    planned = [estimate(vary(row.run, hardware=shared[row.name]), corpus) for row in planned]
+    assigned = {turn.name: {"devices": len(turn.devices)} for turn in turns}
+    planned = [estimate(vary(row.run, hardware=assigned[row.name]), corpus) for row in planned]
     written = disks(planned, corpus, available)
     print("\n".join(text(planned, turns, corpus, available, written, basis)))
     refused = refusals(planned, written, corpus)
@@ -150,13 +150,12 @@ def text(
     cores = 1 if run.hardware.accelerator == "gpu" else run.hardware.threads
     core = "CPU core" if cores == 1 else f"group of {cores} CPU cores"
     unit, peak = run.plan.gpu if run.hardware.accelerator == "gpu" else core, device.peak * cores
-    shared = {turn.name: len(turn.devices) for turn in turns}
     head = ["row", "params M", "FLOP", "steps", "tokens M", "GB", "devices", "on one", "on all"]
     lines = []
     for row in planned:
         cells = [row.name, f"{row.parameters / 1e6:.2f}", flops.power(row.flops), f"{row.run.training.max_steps:,}"]
-        cells += [f"{row.tokens / 1e6:,.1f}", f"{row.memory / GIGA:.2f}", str(shared[row.name])]
-        lines.append([*cells, duration(row.seconds), duration(row.seconds / shared[row.name])])
+        cells += [f"{row.tokens / 1e6:,.1f}", f"{row.memory / GIGA:.2f}", str(row.run.hardware.devices)]
+        lines.append([*cells, duration(row.seconds), duration(row.seconds / row.run.hardware.devices)])
     tokens, work, seconds = (sum(getattr(row, key) for row in planned) for key in ("tokens", "flops", "seconds"))
     whole = ["all", "", flops.power(work), "", f"{tokens / 1e6:,.1f}", "", ""]
     lines.append([*whole, duration(seconds), duration(device_schedule.length(turns))])

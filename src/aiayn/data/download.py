@@ -129,6 +129,7 @@ def _append(
 
 
 def difference(remote: Remote, path: Path) -> str:
+    """What tells a file from the one on the server: both sizes and SHA-256; empty where it is the same."""
     size, sha256 = path.stat().st_size, storage.sha256(path)
     same = (size, sha256) == (remote.size, remote.sha256)
     return "" if same else f"{size} bytes with SHA-256 {sha256}; {_expected(remote)}"

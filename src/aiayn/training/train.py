@@ -121,6 +121,7 @@ def fit(
     """Runs the remaining updates. Every rank holds the whole model: with gradient and moments big takes 3.5 GB."""
     training, tokens = run.training, run.hardware.tokens_per_micro_batch
     deterministic, ranks = run.hardware.deterministic, run.hardware.devices
+    rows = rows_of_part(training.tokens_per_update, tokens, ranks)
     # Else it would write to all memory before it is used
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if run.hardware.compile and run.model.in_table3:
@@ -129,7 +130,7 @@ def fit(
         # Else each process would choose its kernels by how fast they are at that moment; no public name sets it
         compiler.deterministic = deterministic
         assert isinstance(module.transformer, Transformer)
-        module.transformer.compile_stacks(rows_of_part(training.tokens_per_update, tokens, ranks))
+        module.transformer.compile_stacks(rows)
     measure = partial(teacher_forced_nats, module.transformer, dataset.pairs("dev"), tokens)
     if ranks == 1:  # several stop after the same update
         measure = partial(measure, check=stop.check)
@@ -156,8 +157,7 @@ def fit(
     sizes = {"tokens_per_update": training.tokens_per_update, "tokens_per_micro_batch": tokens}
     rank = int(os.environ.get("RANK", 0))
     stream = updates(dataset.pairs("train"), **sizes, seed=run.seed, start=record.start, rank=rank, ranks=ranks)
-    share = -(-training.tokens_per_update // ranks)
-    fitting = within_memory(run.hardware, "tokens_per_micro_batch", share, run.data.max_length)
+    fitting = within_memory(run.hardware, "tokens_per_micro_batch", rows, run.data.max_length)
     with fitting, bar.progress:  # off the screen before an error is printed
         trainer.fit(module, interruptible(stream, stop, ranks))
 
