@@ -57,8 +57,8 @@ def run_main(*arguments: str, worker: Callable[[schema.Config], int] = lambda ru
 def test_every_manual_fits_a_screen(arguments, capsys):
     assert run_main(*arguments) == (0, "")
     printed = capsys.readouterr().out
-    assert manual.EXIT_CODES in printed
-    assert max(map(len, printed.splitlines())) < 160
+    assert manual.EXIT_CODES in " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 @pytest.mark.slow
@@ -107,10 +107,9 @@ WRONG = {
     "train wandb.project=[1]": "wandb.project=[1]: must be text",
     "train output=/tmp/ü": "quote a value that has special characters: 'output=\"/tmp/ü\"'",
     "train 'model.dropout=${oc.env:NOTHING_OF_THAT_NAME}'": "NOTHING_OF_THAT_NAME",
-    "train --cfg jobs": "; the flags are -cn NAME, -m, --info, --cfg job|hydra|all",
+    "train --cfg jobs": "; the flags are -cn NAME, -m, --cfg job|hydra|all",
     "train --multirun=seed=1,2": "'seed=1,2'; the flags are -cn NAME, -m,",
     "train -m --cfg job": "not allowed with argument",
-    "train --package model": "give --cfg job",
     "train --conf x": "--conf is no flag of this program: -cn NAME",
     "train seed": "'seed': must be KEY=VALUE, without blanks",
     "train seed=1,2": "seed=1,2: several values are a sweep: `aiayn train -m seed=1,2`; a decimal has a point",
@@ -172,8 +171,6 @@ def test_more_threads_than_cores_are_one_line_of_warning(tmp_path, monkeypatch, 
 
 def test_hydras_own_configuration_is_shown_as_hydra_does(aiayn):
     assert yaml.safe_load(aiayn("train", "--cfg", "hydra", "seed=7").stdout)["hydra"]["overrides"]["task"] == ["seed=7"]
-    assert aiayn("train", "--cfg", "job", "-p", "model.d_k").stdout == "64\n"
-    assert "pkg://aiayn.conf" in aiayn("plan", "--info", "searchpath").stdout
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ COMMANDS = {
     "plan": Command("cost.plan", "parameters, FLOPs, memory and hours of the rows", "plan hardware"),
 }
 EXAMPLES = """\
-aiayn prepare data=files data.name=mine data.train_source=train.en data.train_target=train.de.gz ...  # your own text
+aiayn prepare data=files data.name=mine data.train_source=train.en.gz ...  # your own text
 aiayn prepare data=wmt14_en_de scale=paper  # downloads 1.7 GB; repeat to resume
 aiayn train  # the base row at scale=mini
 aiayn train experiment=a_h1 seed=2 hardware.threads=2  # one attention head, another seed, on two cores
@@ -42,7 +42,7 @@ aiayn train -cn table3 seed=1,2,3  # every row of Table 3, three seeds, side by 
 aiayn evaluate experiment=big split=test average=20  # the mean of the last 20 checkpoints; prints Table 2
 aiayn translate experiment=base < in.txt > out.txt  # with the run in runs/tiny-mini/base/seed1
 aiayn table format=md scale=smoke > table.md  # as Markdown (or csv, latex), another scale
-aiayn report  # runs/tiny-mini/report/report.html, and the figures as SVG and PNG in figures/
+aiayn report  # runs/tiny-mini/report/report.html, and its figures as SVG and PNG
 aiayn attention experiment=base < sentence.txt  # pages and figures in runs/tiny-mini/base/seed1/attention/
 aiayn dashboard  # prints what would be built; uses no network
 aiayn export format=ctranslate2 experiment=base  # into runs/tiny-mini/base/seed1/export-ctranslate2
@@ -50,53 +50,60 @@ aiayn bench scale=mini  # updates of base: tokens/s
 aiayn plan data=wmt14_en_de scale=paper hardware=gpu plan.gpu=h200 plan.gpus=8  # the 20 rows on eight H200
 """
 DOCUMENTED = {"config.yaml": "", "data/files.yaml": "data.", "hardware/cpu.yaml": "hardware."}
-EXIT_CODES = ", ".join(f"{code} {what}" for code, what in exit_codes.EXPLAINED.items())
+
+
+EXIT_CODES = "Exit codes: " + ", ".join(f"{code} {what}" for code, what in exit_codes.EXPLAINED.items())
 
 
 def manual() -> str:
     """The manual of the whole: commands, rows, groups, keys, flags, exit codes."""
     commands = "\n".join(f"  {name:10} {command.summary}" for name, command in COMMANDS.items())
-    rows = textwrap.fill("  ".join(schema.ROWS), 100, initial_indent="  ", subsequent_indent="  ")
     return f"""\
-aiayn: Table 3 of 'Attention Is All You Need', 20 rows, trained and compared with the paper cell by cell.
+aiayn: Table 3 of 'Attention Is All You Need', trained and compared cell by cell
 
   aiayn COMMAND [KEY=VALUE ...]        python -m aiayn is the same
 
-Commands (aiayn COMMAND --help explains one, with examples and the keys it reads):
+Commands (aiayn COMMAND --help explains one, with examples and its keys):
 {commands}
 
 Rows of Table 3 (experiment=NAME):
-{rows}
-Beyond it: {"  ".join(schema.BEYOND)}
+{_wrapped("  " + "  ".join(schema.ROWS))}
+{_wrapped("Beyond it: " + "  ".join(schema.BEYOND))}
 
-Groups: scale=paper|small|mini|smoke|lengths  hardware=cpu|gpu  data=tiny|bible|files|wmt14_en_de|wmt14_en_fr
-        fidelity=paper|released_code: where the paper's text and its authors' code differ
-Keys:   seed, tokenizer, model.*, training.*, decoding.*, data.*, wandb.*, output, ... in the paper's units
-Flags:  --cfg job prints the configuration, -m sweeps over comma lists, -cn NAME starts a sweep file
-        (table3: all its rows; beyond: the others; seeds: base from three; lengths: longer sentences)
-Tab:    eval "$(aiayn -sc install=bash)" completes commands, keys and groups; in fish: aiayn -sc install=fish | source
-Exit codes: {EXIT_CODES}"""
+Groups: scale=paper|small|mini|smoke|lengths  hardware=cpu|gpu
+        data=tiny|bible|files|wmt14_en_de|wmt14_en_fr
+        fidelity=paper|released_code: the paper's text or its authors' code
+Keys:   seed, model.*, training.*, data.*, output, ... in the paper's units
+Flags:  --cfg job prints the configuration, -m sweeps over comma lists,
+        -cn NAME starts a sweep file (table3: all its rows; beyond: the others;
+        seeds: base from three; lengths: longer sentences)
+Tab:    eval "$(aiayn -sc install=bash)"; fish: aiayn -sc install=fish | source
+{_wrapped(EXIT_CODES)}"""
 
 
 def manual_of(name: str) -> str:
     """The manual of one command: examples, and what conf/ says of its keys."""
     command = COMMANDS[name]
-    examples = dict(line.split("  # ") for line in EXAMPLES.splitlines() if line.split()[1] == name)
+    own_examples = (line.split("  # ") for line in EXAMPLES.splitlines() if line.split()[1] == name)
+    examples = "\n".join(f"  # {what}\n  {example}" for example, what in own_examples)
     known, own = documented_keys(), command.keys.replace(" ", "|")
     keys = {f"{key}={value}": what for key, (value, what) in known.items() if re.match(rf"({own})(\.|$)", key)}
+    width = max(map(len, keys))
+    explained = (f"  {key:{width}}  # {what}".rstrip("# ") for key, what in keys.items())
+    in_columns = "\n".join(_wrapped(line, " " * width + "    # ") for line in explained)
     return f"""\
 aiayn {name}: {command.summary}
 
   aiayn {name} [KEY=VALUE ...]
 
 Examples:
-{_in_columns(examples)}
+{examples}
 
-Keys, with the values of conf/, which are the paper's where scale multiplies them:
-{_in_columns(keys)}
+Keys, with the values of conf/, the paper's where scale multiplies them:
+{in_columns}
 
 Keys of every command (data, scale, output, ...) and flags: aiayn --help
-Exit codes: {EXIT_CODES}"""
+{_wrapped(EXIT_CODES)}"""
 
 
 def documented_keys() -> dict[str, tuple[str, str]]:
@@ -112,6 +119,5 @@ def documented_keys() -> dict[str, tuple[str, str]]:
     return documented
 
 
-def _in_columns(lines: dict[str, str]) -> str:
-    width = max(map(len, lines))
-    return "\n".join(f"  {line:{width}}  # {what}" if what else f"  {line}" for line, what in lines.items())
+def _wrapped(line: str, indent: str = "  ") -> str:
+    return textwrap.fill(line, 80, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

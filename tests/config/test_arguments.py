@@ -9,9 +9,7 @@ from aiayn.config import arguments
     ("words", "expected"),
     [
         ("scale=smoke a=1 -cn table3 seed=1,2 -m", "--config-name=table3 --multirun scale='smoke' a=1 seed=1,2"),
-        ("-c job --resolve --config-name=seeds -p a", "--config-name=seeds --package=a --resolve --cfg=job"),
-        ("seed=2 --info", "--info=all seed=2"),
-        ("-i searchpath", "--info=searchpath"),
+        ("-c job a=b --config-name=seeds", "--config-name=seeds --cfg=job a=b"),
         ("output=~/a,~me/b c=d", "output='~/a','~me/b' c=d"),
         ('output="~/a,~b"', 'output="~/a,~b"'),
         ("data.train_target=my_target_file.de", "data.train_target=my_target_file.de"),

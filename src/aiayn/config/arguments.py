@@ -15,8 +15,7 @@ SHOW_ALL = ("table", "report", "dashboard")  # the commands that read every run 
 FILE = re.compile(r"(?![\[{])[^/\\]+")
 GROUPS = ("experiment", "data", "scale", "fidelity", "hardware", "hydra/launcher")
 SECTIONS = {field.name for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type)} - {*GROUPS}
-INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-FLAGS = "-cn NAME, -m, --info, --cfg job|hydra|all, and with it --package KEY or --resolve"
+FLAGS = "-cn NAME, -m, --cfg job|hydra|all"
 # Keys of Hydra that other programs have, with their place here
 INSTEAD = {
     ("hydra/sweeper", "hydra.sweeper", "hydra.mode"): "sweeps are grids: -m training.learning_rate_factor=0.5,1,2",
@@ -29,18 +28,13 @@ def for_hydra(command: str, words: list[str]) -> list[str]:
     """The words, flags first, since Hydra takes no words on both sides of a flag; ConfigError names a wrong one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-cn", "--config-name", choices=sorted(read_folder("sweeps")))
-    parser.add_argument("-p", "--package")
-    parser.add_argument("--resolve", action="store_true")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("-m", "--multirun", action="store_true")
     modes.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
-    modes.add_argument("-i", "--info", nargs="?", const="all", choices=INFO)
     try:
         flags, overrides = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}; the flags are {FLAGS}") from error
-    if (flags.package or flags.resolve) and not flags.cfg:
-        raise ConfigError("--package and --resolve say what --cfg prints: give --cfg job too")
     for word in overrides:
         _check(command, word, flags.multirun)
     given = {f"--{name.replace('_', '-')}": value for name, value in vars(flags).items() if value}

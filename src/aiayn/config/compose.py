@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aiayn.config.checks import checked, in_range
-from aiayn.config.schema import ROWS, Config, ConfigError, Scale, leaves, nearest, result_affecting, vary
+from aiayn.config.schema import ROWS, Config, ConfigError, leaves, nearest, result_affecting, vary
 
 # As text/train.en and news.pt-BR.tok.gz end
 _LANGUAGE = re.compile(r"\.(?!gz|xz)([a-z]{2}([-_][A-Za-z]+)?)(\.\w{3,}|(?i:\.gz|\.xz|\.7z))*$")
@@ -104,12 +104,6 @@ def rows(fidelity: str = "paper", names: tuple[str, ...] = ROWS) -> dict[str, Co
     """The 20 rows, or others, at the paper's own scale, in the paper's order."""
     base = compose_row("scale=paper", f"fidelity={fidelity}")
     return {name: checked(unscaled(name, base)) for name in names}
-
-
-@cache
-def scales() -> dict[str, Scale]:
-    """The scales of `conf/scale`, by name."""
-    return {name: compose_row(f"scale={name}").scale for name in read_folder("conf", "scale")}
 
 
 def row(name: str, like: Config) -> Config:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,8 +24,9 @@ MIN_UPDATES = 100  # of base: with fewer the warm-up has hardly begun, and an ef
 
 def tables(run: Config, ours: Table) -> list[Table]:
     """`ours` and the sweeps under `output` on its data, their scales' own or the paper's conditions, by compute."""
-    found, own = [ours], {name: compose.compose_row(f"scale={name}").data.name for name in compose.scales()}
-    for other in _others(run):
+    scales = {name: compose.compose_row(f"scale={name}") for name in compose.read_folder("conf", "scale")}
+    found, own = [ours], {name: scaled.data.name for name, scaled in scales.items()}
+    for other in _others(run, scales):
         made = table3.table(other, records.read_runs(folders.sweep_folder(other)))
         on_own = all(own.get(each.scale.name) == each.data.name for each in (run, other))
         data, hardware = {"name": run.data.name} if on_own else {}, {"precision": run.hardware.precision}
@@ -36,14 +37,14 @@ def tables(run: Config, ours: Table) -> list[Table]:
     return sorted(found, key=lambda table: planned(table, table.base))
 
 
-def _others(run: Config) -> Iterator[Config]:
+def _others(run: Config, scales: Mapping[str, Config]) -> Iterator[Config]:
     """A run of each other sweep under `output`, by folder; its scale is ours of that name, where there is one."""
     for folder in sorted(path for path in Path(run.output).glob("*/") if path != folders.sweep_folder(run)):
         for path in sorted(folder.glob("*/seed*/config.yaml")):
             with suppress(ConfigError, OSError):
                 found = dataclasses.replace(compose.read(path), output=run.output, prepared=run.prepared)
                 if folders.sweep_folder(found) == folder:
-                    yield dataclasses.replace(found, scale=compose.scales().get(found.scale.name, found.scale))
+                    yield dataclasses.replace(found, scale=scales.get(found.scale.name, found).scale)
                     break
 
 
