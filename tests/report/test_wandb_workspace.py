@@ -64,7 +64,7 @@ def test_unless_asked_for_the_network_is_not_asked(toy_run, saved, monkeypatch, 
     monkeypatch.setenv("WANDB_DIR", "/its own")
     wandb_workspace.main(in_mode(toy_run, mode))
     printed = capsys.readouterr().out
-    assert all(str(panel) in printed for panel in (*TABLE, "wandb sync /its own/wandb/offline-run-*\n"))
+    assert all(str(panel) in printed for panel in (*TABLE, "wandb sync '/its own'/wandb/offline-run-*\n"))
     assert saved == []
 
 

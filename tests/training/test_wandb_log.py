@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -32,6 +31,7 @@ class Fake:
         self.finished = self.given_up = False
         self.Settings, self.Table, self.define_metric = SimpleNamespace, dict, lambda name, step_metric: None
         self.released, self.arguments, self.starting_step = threading.Event(), dict[str, Any](), 0
+        self.dir, self.mark_preempting = "a folder/files", lambda: self.rows.append("preempting")
 
     def misbehave(self, where: str) -> None:
         if where == self.trouble and self.kind == "hangs":
@@ -48,9 +48,9 @@ class Fake:
         self.misbehave("log")
         self.rows.append(row)
 
-    def finish(self) -> None:
+    def finish(self, exit_code: int) -> None:
         self.misbehave("finish")
-        self.finished = True
+        self.finished, self.exit_code = True, exit_code
 
 
 def shown(run: schema.Config, mode: str = "online") -> schema.Config:
@@ -77,7 +77,7 @@ def test_whatever_wandb_does_the_weights_are_the_same(toy_run, tmp_path, monkeyp
     assert SENTINEL not in printed
     assert sum("W&B" in line for line in printed.splitlines()) == bool(trouble)
     if not trouble:
-        assert fake.finished
+        assert (fake.finished, fake.exit_code) == (True, 0)
         assert [row["step"] for row in fake.rows if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
         assert fake.arguments["resume"] == "allow"
 
@@ -142,7 +142,9 @@ SET = {"MODE": "online", "PROJECT": "p", "ENTITY": "e", "RUN_GROUP": "g", "NAME"
         ({"MODE": "dryrun", "RUN_ID": "x", "CONSOLE": "wrap"}, {}, OURS),
         ({"DISABLED": "true", "MODE": "online"}, {}, {}),
         ({"DISABLED": "true"}, {"mode": "offline"}, OURS),
-        ({"SWEEP_ID": "s7"}, {"mode": "online"}, {"id": None}),  # W&B takes WANDB_RUN_ID, which its agent has set
+        # W&B takes WANDB_RUN_ID, which its agent has set
+        ({"SWEEP_ID": "s7", "RUN_ID": "agent"}, {"mode": "online"}, {"id": None}),
+        ({"TAGS": "t" * 65}, {}, {"tags": ["t" * 64]}),
     ],
 )
 def test_wandb_s_variables_hold_where_no_key_is_set(toy_run, tmp_path, monkeypatch, capsys, variables, keys, expected):
@@ -155,42 +157,43 @@ def test_wandb_s_variables_hold_where_no_key_is_set(toy_run, tmp_path, monkeypat
         pass
     assert {key: value for key, value in fake.arguments.items() if key in expected} == expected
     assert bool(fake.arguments) == bool(expected)
-    assert ("WANDB_CONSOLE, WANDB_RUN_ID: not used" in capsys.readouterr().out) == ("RUN_ID" in variables)
+    assert ("WANDB_CONSOLE, WANDB_RUN_ID: not used" in capsys.readouterr().out) == ("CONSOLE" in variables)
+    assert (wandb_log.identity(tmp_path) == "agent") == ("SWEEP_ID" in variables)  # for whom continues it by hand
 
 
+@pytest.mark.parametrize("sent", ["", "offline-run-1-{}/run.wandb.synced", "run-1-{}/run.wandb"])
 @pytest.mark.parametrize(("mode", "begins", "expected"), [("online", 4, [2, 2, 3]), ("offline", 0, [1, 2, 2, 3])])
-def test_a_resumed_run_shows_each_update_once(toy_run, tmp_path, monkeypatch, mode, begins, expected):
-    """Offline in place of what it kept, online after what the server has."""
-    kept = [tmp_path / "wandb" / f"offline-run-1-{name}" for name in (wandb_log.identity(tmp_path), "another")]
+def test_a_resumed_run_shows_each_update_once(toy_run, tmp_path, monkeypatch, capsys, mode, begins, expected, sent):
+    """Offline in place of what it kept, online after what the server has; a new run where `wandb sync` would append."""
+    first, goes_on = wandb_log.identity(tmp_path), mode == "online" or not sent
+    kept = [tmp_path / "wandb" / f"offline-run-1-{name}" for name in (first, "another")]
     prepare(toy_run, lambda message: None)
     monkeypatch.setitem(sys.modules, "wandb", fake := Fake())
     fake.starting_step = begins
-    for folder in kept:
+    for folder in (*kept, tmp_path / "wandb" / sent.format(first)):
         (folder / "files").mkdir(parents=True)
     with wandb_log.view(shown(toy_run, mode), tmp_path, 0) as show:
         for step, update in ((1, True), (2, True), (2, False), (3, True)):
             show({"step": step} | ({"train/loss": 1.0} if update else {}))
     assert [row["step"] for row in fake.rows] == expected
     assert fake.arguments["id"] == wandb_log.identity(tmp_path)
-    assert [folder.exists() for folder in kept] == [mode == "online", True]
+    assert (fake.arguments["id"] == first) == (f"delete run {first}" not in capsys.readouterr().out) == goes_on
+    assert [folder.exists() for folder in kept] == [False, True]
 
 
-def test_a_resumed_run_keeps_its_curves_and_a_new_one_does_not(tmp_path):
-    first = wandb_log.identity(tmp_path / "run")
-    assert wandb_log.identity(tmp_path / "run") == first  # resumed
-    shutil.rmtree(tmp_path / "run")
-    assert len({first, wandb_log.identity(tmp_path / "elsewhere"), wandb_log.identity(tmp_path / "run")}) == 3
+LEAVING = [(None, 60.0, 0), (Interrupted("stopped"), 10.0, 75), (OSError(), 10.0, 1)]
 
 
-@pytest.mark.parametrize(("error", "timeout"), [(None, 60.0), (Interrupted("stopped"), 10.0), (OSError(), 10.0)])
-def test_a_run_that_leaves_waits_less_than_slurm_would(error, timeout, toy_run, tmp_path, monkeypatch):
-    waited = []
-    monkeypatch.setitem(sys.modules, "wandb", Fake())
-    monkeypatch.setattr(threading.Thread, "join", lambda self, timeout=None: waited.append(timeout))
+@pytest.mark.parametrize(("error", "timeout", "code"), LEAVING)
+def test_a_run_that_leaves_waits_less_than_slurm_would(error, timeout, code, toy_run, tmp_path, monkeypatch):
+    waited, join = [], threading.Thread.join
+    monkeypatch.setitem(sys.modules, "wandb", fake := Fake())
+    monkeypatch.setattr(threading.Thread, "join", lambda self, timeout=None: (waited.append(timeout), join(self)))
+    prepare(toy_run, lambda message: None)
     with pytest.raises(type(error)) if error else nullcontext(), wandb_log.view(shown(toy_run), tmp_path, 0):
         if error:
             raise error
-    assert waited == [timeout]
+    assert (waited, fake.exit_code, fake.rows) == ([timeout], code, ["preempting"] * (code == 75))
 
 
 def test_a_disabled_view_and_other_ranks_never_import_wandb(toy_run, tmp_path, monkeypatch):

@@ -39,10 +39,9 @@ def encode_corpus(
 ) -> Dataset:
     """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
 
-    `identity` distinguishes the text from any other, `text_of` gets it once it is needed. The tokenizer is
-    SentencePiece's or, given both languages as `moses`, the released code's. Drops training pairs with a side of more
-    than `max_length` tokens, EOS included. One process works, others wait. Raises DataError when the text is
-    unfit, or when `folder` is damaged or was prepared from something else.
+    `identity` distinguishes the text from any other, `text_of` gets it once it is needed. The tokenizer is the released
+    code's given both languages as `moses`. Drops training pairs with a side of over `max_length` tokens, EOS included.
+    One process works, others wait. Raises DataError: the text is unfit, or `folder` is damaged or of something else.
     """
     settings = settings_of(identity, vocab_size, max_length, moses, scale)
     with ExitStack() as owner:

@@ -84,8 +84,7 @@ EMBEDDED: dict[str, dict[Split, Files]] = {
 def read_lines(path: Path | Member) -> Iterator[bytes]:
     """The lines of a file, without their ends, LF or CRLF alone, and without a UTF-8 byte order mark.
 
-    Those of an .sgm are its segments as sacrebleu cleans them, entities resolved. Raises DataError for a file that is
-    missing, damaged, UTF-16, UTF-32 or no text.
+    Those of an .sgm are its segments as sacrebleu cleans them. Raises DataError: missing, damaged, UTF-16 or no text.
     """
     lines = _raw_lines(path)
     return _segments(lines) if re.search(r"(?i)\.sgm(\.(gz|xz|bz2))?$", str(path)) else lines

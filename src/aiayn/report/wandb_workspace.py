@@ -1,17 +1,18 @@
 """`aiayn dashboard`: a W&B workspace that compares the rows of one scale and data set, built from the list below."""
 
 import os
+import shlex
 import sys
 import warnings
 from typing import Any, Literal, NamedTuple
 
 from aiayn.config import folders
-from aiayn.config.schema import ROWS, Config, ConfigError
+from aiayn.config.schema import Config, ConfigError
 from aiayn.core import exit_codes
 from aiayn.runs import records
 from aiayn.training import wandb_log, worker
 
-MOST_RUNS = 100
+MOST_RUNS = 200
 
 
 class Panel(NamedTuple):
@@ -47,7 +48,8 @@ LEVELS = (wandb_log.ROW_GROUP, "experiment")  # the paper's groups, in them the 
 def main(run: Config) -> None:
     """Says what is to be built and, if `wandb.mode=online`, builds it and prints its link, or exits with 1."""
     run = wandb_log.resolved(run)
-    kept = wandb_log.variable("DIR", f"{folders.sweep_folder(run)}/*/*")
+    asked = wandb_log.variable("DIR", "")
+    kept = shlex.quote(asked or str(folders.sweep_folder(run))) + "/*/*" * (not asked)
     print(
         f"W&B workspace {name(run)!r} of {run.wandb.entity or 'your own entity'}/{run.wandb.project}",
         f"runs: those of group {wandb_log.group(run)}, by {', then '.join(LEVELS)}; columns {', '.join(COLUMNS)}",
@@ -119,7 +121,7 @@ def _built(panel: Panel) -> Any:
 
     by_row: Any = {"groupby": wr.Config("experiment"), "groupby_aggfunc": "mean", "max_runs_to_show": MOST_RUNS}
     if panel.kind == "bars":
-        by_row |= {"groupby_rangefunc": "stddev", "max_bars_to_show": len(ROWS)}
+        by_row |= {"groupby_rangefunc": "stddev", "max_bars_to_show": MOST_RUNS}
         return wr.BarPlot(title=panel.title, metrics=[panel.metric], **by_row)
     if panel.kind == "lines":
         by_row |= {"groupby_rangefunc": "minmax", "x": wandb_log.STEP, "log_y": panel.logarithm}

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import queue
 import secrets
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,18 +13,15 @@ from typing import Any
 
 from aiayn.config import folders
 from aiayn.config.schema import Config, ConfigError, vary
-from aiayn.core import storage
+from aiayn.core import exit_codes, signals, storage
 from aiayn.data import prepare
 from aiayn.runs import records
 from aiayn.runs.records import row_group
 
-# How long a run waits for W&B once it has ended, or is to leave.
-HANG_TIMEOUT, LEAVING_TIMEOUT = 60.0, 10.0
-# The key under which a row holds sample translations: of so many sentences, each with its source and reference.
-TRANSLATIONS, SAMPLES = "dev/translations", 20
-# What every row of figures is counted by, and the key of the paper's letter beside the run's own configuration.
-STEP, ROW_GROUP = "step", "row_group"
-Rows = queue.SimpleQueue[dict[str, Any] | None]  # on their way to W&B; None is the end
+HANG_TIMEOUT, LEAVING_TIMEOUT = 60.0, 10.0  # seconds that a run waits for W&B once it has ended, or is to leave
+TRANSLATIONS, SAMPLES = "dev/translations", 20  # the key of sample translations in a row, and of how many sentences
+STEP, ROW_GROUP = "step", "row_group"  # what rows of figures are counted by; the paper's letter, beside the run's keys
+Rows = queue.SimpleQueue[dict[str, Any] | int]  # on their way to W&B; the exit code is the end
 
 
 def dev_row(figures: dict[str, Any]) -> dict[str, float]:
@@ -66,10 +64,10 @@ def samples(*sides: list[str]) -> list[list[str]]:
 
 
 def identity(folder: Path) -> str:
-    """The run's id in W&B: drawn when it is first shown and kept in its folder, so that a run made anew has another."""
+    """The run's id in W&B: an agent's, or drawn, when it is first shown; a run made anew in the folder has another."""
     path = folder / "wandb.id"
     if not path.exists():
-        storage.write_text(path, secrets.token_hex(8) + "\n")
+        storage.write_text(path, ((variable("SWEEP_ID", "") and variable("RUN_ID", "")) or secrets.token_hex(8)) + "\n")
     return path.read_text("utf-8-sig").strip()
 
 
@@ -83,12 +81,15 @@ def view(run: Config, folder: Path, rank: int) -> Iterator[Callable[[dict[str, A
     rows: Rows = queue.SimpleQueue()
     thread = threading.Thread(target=_show, args=(run, folder, rows), name="wandb", daemon=True)
     thread.start()
-    timeout = LEAVING_TIMEOUT
+    timeout, code = LEAVING_TIMEOUT, exit_codes.FAILED
     try:
         yield lambda row: rows.put(row) if thread.is_alive() else None
-        timeout = HANG_TIMEOUT
+        timeout, code = HANG_TIMEOUT, exit_codes.DONE
+    except signals.Interrupted:
+        code = exit_codes.INTERRUPTED
+        raise
     finally:
-        rows.put(None)
+        rows.put(code)
         thread.join(timeout)
         if thread.is_alive():
             _report(f"it has not answered for {timeout:g} s")
@@ -102,16 +103,16 @@ def _report(cause: str) -> None:
 def _show(run: Config, folder: Path, rows: Rows) -> None:
     try:
         os.environ.setdefault("WANDB_SILENT", "true")
-        # An agent of `wandb sweep` waits for the run that it has named: W&B takes WANDB_RUN_ID
-        own_id = None if os.environ.get("WANDB_SWEEP_ID") else identity(folder)
-        ours = ("RESUME", "CONSOLE", *(["RUN_ID"] if own_id else []))
-        if unused := [f"WANDB_{name}" for name in ours if variable(name, "")]:
+        own_id, agents = identity(folder), bool(variable("SWEEP_ID", ""))
+        if unused := [f"WANDB_{name}" for name in ("RESUME", "CONSOLE", "RUN_ID")[: 3 - agents] if variable(name, "")]:
             print(f"W&B: {', '.join(unused)}: not used, each run has an id of its own and is resumed", flush=True)
-        kept = Path(variable("DIR", str(folder)))
+        earlier = storage.listed(Path(variable("DIR", str(folder)), "wandb"), f"*run-*-{own_id}")
         if run.wandb.mode == "offline":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # or it would send its own telemetry even then
-            for earlier in storage.listed(kept / "wandb", f"offline-run-*-{own_id}"):  # all that it has is shown again
-                storage.remove(earlier)
+            # `wandb sync` would append what is shown again to what W&B has
+            if not agents and any(path.name.startswith("run-") or [*path.glob("*.synced")] for path in earlier):
+                storage.remove(folder / "wandb.id")
+                print(f"W&B: delete run {own_id} there, which lacks the end; a new run will have all", flush=True)
         import wandb
 
         name = run.experiment + folders.variation(run)
@@ -120,27 +121,32 @@ def _show(run: Config, folder: Path, rows: Rows) -> None:
             project=run.wandb.project,
             entity=run.wandb.entity,
             mode=run.wandb.mode,  # type: ignore[arg-type]
-            dir=kept,
-            id=own_id,
+            dir=Path(variable("DIR", str(folder))),
+            # An agent of `wandb sweep` waits for the run that it has named: W&B takes WANDB_RUN_ID
+            id=None if agents else identity(folder),
             name=variable("NAME", f"{name} seed {run.seed}"),
             group=group(run),
             job_type=variable("JOB_TYPE", "train"),
-            tags=variable("TAGS", ",".join(sorted(tags))).split(","),
+            tags=[tag[:64] for tag in variable("TAGS", ",".join(sorted(tags))).split(",")],  # W&B refuses longer ones
             # With what differs from the row in its name: the dashboard takes means over what has one name
             config=dataclasses.asdict(run) | {"experiment": name, ROW_GROUP: row_group(run.experiment)},
             resume="allow",
             settings=wandb.Settings(init_timeout=float(variable("INIT_TIMEOUT", "60")), console="off"),
         )
+        for path in earlier:
+            storage.remove(path)  # all that it has is shown again
         logged.define_metric("*", step_metric=STEP)
-        for row in iter(rows.get, None):
+        while isinstance(row := rows.get(), dict):
             # Numbers that rise and that no cut changes: an update, what dev was after it, its translations
             number = 2 * row[STEP] + ("train/loss" not in row) + (TRANSLATIONS in row)
             if TRANSLATIONS in row:
                 row[TRANSLATIONS] = wandb.Table(columns=["source", "reference", "ours"], data=row[TRANSLATIONS])
             if number >= logged.starting_step:  # else the server has it from before
                 logged.log(row, step=number)
-        logged.finish()
+        if row == exit_codes.INTERRUPTED:
+            logged.mark_preempting()  # an agent of `wandb sweep` gets it again
+        logged.finish(exit_code=row)
         if run.wandb.mode == "offline":
-            print(f"W&B: kept offline; to show it: wandb sync {kept}/wandb/offline-run-*", flush=True)
+            print(f"W&B: kept offline; to show it: wandb sync {shlex.quote(str(Path(logged.dir).parent))}", flush=True)
     except BaseException as error:  # W&B raises SystemExit and KeyboardInterrupt too
         _report(f"{type(error).__name__}: {error}")
