@@ -57,7 +57,7 @@ CLAIM_COLUMNS = {
 CLAIM_NOTE = """\
 `a < b`: the paper says that row a is worse than row b. The rise from a to b is in points of BLEU, or in percent of a's
 perplexity by which b's is lower. `a = b`: equally good, within 0.4 BLEU or 3.3 % of perplexity. p is corrected for the
-number of claims, the intervals are not. A verdict follows p.
+number of claims, the intervals are not. A verdict follows p and, on BLEU, the interval over sentences.
 """
 FIT_NOTE = """\
 Base's perplexity without label smoothing, and each other row's change from it: of the training text in the last tenth
@@ -172,7 +172,9 @@ def fit(*words: str) -> str:
     for line in table3.table(run, records.read_runs(folder)).lines:
         training, dev = [], [math.log(ppl) for ppl in line.values("dev.ppl")]
         for result in (found.result for found in line.runs if found.result):
-            updates = records.read_metrics(folder / line.name / f"seed{result['seed']}" / records.METRICS)
+            updates = records.read_metrics(path := folder / line.name / f"seed{result['seed']}" / records.METRICS)
+            if not updates:
+                raise ConfigError(f"{path}: no such file, or an empty one; unpack the run's archive again")
             last = (update for update in updates if update["step"] > 0.9 * result["steps"])
             training.append(statistics.mean(update["train/nats"] for update in last if "train/nats" in update))
         if dev:

@@ -176,10 +176,10 @@ def correlation(paper: Sequence[float], samples: Sequence[Sequence[float]]) -> C
 
 def common_spread(table: Table, metric: Metric) -> Spread | None:
     """The spread of BLEU, or of ln PPL, that the rows share; None where Bartlett's test at 5 % denies that they do."""
-    samples = [sample for line in table.lines if len(sample := figures(line, metric)) > 1]
+    # Not of rows whose seeds are all alike, as at 0.0 BLEU
+    samples = [sample for line in table.lines if len(set(sample := figures(line, metric))) > 1]
     variances, freedoms = [float(np.var(sample, ddof=1)) for sample in samples], [len(sample) - 1 for sample in samples]
-    with np.errstate(divide="ignore", invalid="ignore"):  # where the seeds of a row do not differ
-        alike = len(samples) > 1 and stats.bartlett(*samples).pvalue >= ERROR_RATE
+    alike = len(samples) > 1 and stats.bartlett(*samples).pvalue >= ERROR_RATE
     return (float(np.average(variances, weights=freedoms)), sum(freedoms)) if alike else None
 
 
