@@ -89,7 +89,7 @@ class Fidelity:
 
     def rows(self, vocab_size: int) -> int:
         """The rows of the embedding for a vocabulary of this size."""
-        # Paper: a shared vocabulary of about 37 000 (5.1); the released code rounds its matrix up to 40 960 rows
+        # Paper: a shared vocabulary of about 37 000 (5.1); the matrix of the released code has 40 960 rows
         return max(vocab_size, self.embedding_rows)
 
 
