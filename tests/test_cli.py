@@ -67,11 +67,11 @@ def test_every_example_of_the_manual_composes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for module, *_ in manual.COMMANDS.values():
         monkeypatch.setattr(f"aiayn.{module}.main", lambda run: None)
-    rest = [f"data.{split}_{side}=x" for split in ("train", "dev", "test") for side in ("source", "target")]
+    rest = [f"data.{split}_{side}" for split in ("train", "dev", "test") for side in ("source=x.en", "target=x.de")]
     for line in manual.EXAMPLES.splitlines():
         if "-cn" not in line:
             words = [word.strip("'") for word in re.split(" # | [<>] ", line)[0].split()]
-            assert run_main(*words[1:-1], *(rest[2:] if words[-1] == "..." else words[-1:])) == (0, ""), line
+            assert run_main(*words[1:-1], *(rest[1:] if words[-1] == "..." else words[-1:])) == (0, ""), line
 
 
 def test_manuals_sweeps_and_tables_need_no_torch():
