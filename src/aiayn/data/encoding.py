@@ -39,9 +39,9 @@ def encode_corpus(
 ) -> Dataset:
     """The corpus, encoded into `folder`: the same input gives the same bytes, and where they stand already, no write.
 
-    `identity` distinguishes the text from any other, `text_of` gets it once it is needed. The tokenizer is the released
-    code's given both languages as `moses`. Drops training pairs with a side of over `max_length` tokens, EOS included.
-    One process works, others wait. Raises DataError: the text is unfit, or `folder` is damaged or of something else.
+    `identity` distinguishes the text from any other, `text_of` gets it once it is needed. Both languages as `moses` ask
+    for the released code's tokenizer, not SentencePiece's. Drops training pairs with over `max_length` tokens on a
+    side, EOS included. One process works, others wait. DataError: unfit text, or `folder` damaged or of other text.
     """
     settings = settings_of(identity, vocab_size, max_length, moses, scale)
     with ExitStack() as owner:

@@ -112,7 +112,7 @@ def _show(run: Config, folder: Path, rows: Rows) -> None:
             # `wandb sync` would append what is shown again to what W&B has
             if not agents and any(path.name.startswith("run-") or [*path.glob("*.synced")] for path in earlier):
                 storage.remove(folder / "wandb.id")
-                print(f"W&B: delete run {own_id} there, which lacks the end; a new run will have all", flush=True)
+                print(f"W&B: delete run {own_id}, which lacks the end; a new run gets all updates", flush=True)
         import wandb
 
         name = run.experiment + folders.variation(run)
